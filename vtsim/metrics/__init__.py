@@ -1,0 +1,1 @@
+"""What a run is measured by: the recorder, the definitions and the results."""
