@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,10 +98,9 @@ class TestModels:
 
     @pytest.mark.parametrize("field", ["layers", "kv_heads", "vocab"])
     def test_sizes_must_be_positive(self, field: str) -> None:
-        sizes = dict(layers=1, hidden=8, q_heads=2, kv_heads=1, head_dim=4, ffn=8, vocab=8,
-                     max_positions=8)  # fmt: skip
-        with pytest.raises(ConfigError, match=f"{field} must be a positive integer"):
-            ModelSpec("m", **{**sizes, field: 0})
+        model = ModelSpec("m", 1, 8, 2, 1, 4, 8, 8, 8)
+        with pytest.raises(ConfigError, match=f"{field} must be a positive integer, got 0"):
+            replace(model, **{field: 0})  # type: ignore[arg-type]
 
     def test_query_heads_share_kv_heads_equally(self) -> None:
         with pytest.raises(ConfigError, match="3 query heads cannot share 2 KV heads"):
