@@ -1,0 +1,337 @@
+"""Collects rows into a `Trace`: the rules that hold for every reader live here, once.
+
+Hash ids are renumbered densely in order of first appearance (any Python int, so u64-safe, with a
+namespace where ids are local) and kept as runs; rows are put in time order by a stable sort, with
+a count of those that stood out of it; arrivals become relative to the first kept request; rows
+read = kept + dropped by reason. Nothing here knows a format.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vtsim.errors import TraceFormatError
+from vtsim.request import NO_ARRIVAL, IntArray, ReadReport, Tick, Trace
+from vtsim.traces.number import MAX_TICK, seconds_text
+
+if TYPE_CHECKING:
+    from vtsim.traces.source import Source
+
+
+class TraceBuilder:
+    """Rows in file order; `finish` makes the trace.
+
+    `quantum` is the number of ticks in one unit of the arrivals given to `add`: readers whose
+    stamps are multiples of it (Azure's 100 ns) keep them small.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        format_name: str,
+        *,
+        block_size: int = 0,
+        tail_rule: str = "exact",
+        hash_scope: str = "global",
+        quantum: Tick = 1,
+    ) -> None:
+        self.source = source
+        self.where = source.where()
+        self.block_size = block_size
+        self.tail_rule = tail_rule
+        self.hash_scope = hash_scope
+        self.quantum = quantum
+        self.report = ReadReport(format=format_name)
+        self.about: dict[str, object] = {}
+        self.arrivals: list[int | None] | array[int] = []
+        self.prompts = array("q")
+        self.outputs = array("q")
+        self._priorities: dict[int, int] = {}
+        self._sessions: dict[int, int] = {}
+        self._session_index: dict[str, int] = {}
+        self._turns: dict[int, int] = {}
+        self._ids: dict[int, object] = {}
+        self._after: dict[int, tuple[int, ...]] = {}
+        self._wait: dict[int, Tick] = {}
+        self._recorded: dict[int, Mapping[str, object]] = {}
+        self._extra: dict[int, Mapping[str, object]] = {}
+        self._dense: dict[object, int] = {}
+        self._runs_of = array("q")
+        """Row of each run: rows without ids own none."""
+        self._run_first = array("q")
+        self._run_count = array("q")
+        self._unknown_keys: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def add(
+        self,
+        arrival: int | None,
+        prompt: int,
+        output: int,
+        *,
+        hash_ids: Iterable[object] = (),
+        session: str | None = None,
+        turn: int = -1,
+        priority: int = 0,
+        request_id: object = None,
+        after: tuple[int, ...] = (),
+        wait: Tick = 0,
+        recorded: Mapping[str, object] | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> int:
+        """Adds one request, returns its row in file order (what `after` refers to).
+
+        `arrival` counts quanta, None where `after` rules. Hash ids are any hashable names.
+        """
+        row = len(self.prompts)
+        self.arrivals.append(arrival)  # type: ignore[arg-type]
+        self.prompts.append(prompt)
+        self.outputs.append(output)
+        if hash_ids:
+            self._add_runs(row, hash_ids)
+        if session is not None:
+            self._sessions[row] = self._session_index.setdefault(session, len(self._session_index))
+        if turn >= 0:
+            self._turns[row] = turn
+        if priority:
+            self._priorities[row] = priority
+        if request_id is not None:
+            self._ids[row] = request_id
+        if after:
+            self.set_after(row, after, wait)
+        if recorded:
+            self._recorded[row] = recorded
+        if extra:
+            self._extra[row] = extra
+        self.report.rows_read += 1
+        return row
+
+    def add_plain(self, arrival: int, prompt: int, output: int) -> None:
+        """Adds a request that states nothing else, fast."""
+        self.arrivals.append(arrival)
+        self.prompts.append(prompt)
+        self.outputs.append(output)
+        self.report.rows_read += 1
+
+    def set_after(self, row: int, after: tuple[int, ...], wait: Tick) -> None:
+        """Makes `row` arrive `wait` ticks after the last of the rows `after` has finished."""
+        self._after[row] = after
+        self._wait[row] = wait
+
+    def set_parents(self, row: int, after: tuple[int, ...]) -> None:
+        self._after[row] = after
+
+    def drop(self, reason: str) -> None:
+        """Counts a row that was read and is not kept."""
+        self.report.rows_read += 1
+        dropped = self.report.dropped
+        dropped[reason] = dropped.get(reason, 0) + 1
+
+    def drop_if_empty(self, prompt: int, output: int) -> bool:
+        """Drops, with a count, the rows that asked or got nothing: failed requests of a log."""
+        if prompt == 0:
+            self.drop("zero_prompt")
+        elif output == 0:
+            self.drop("zero_output")
+        else:
+            return False
+        return True
+
+    def warn(self, message: str) -> None:
+        if message not in self.report.warnings:
+            self.report.warnings.append(message)
+
+    def note_unknown(self, keys: Iterable[str]) -> None:
+        """Keys that went to `extra` unread: named in one warning."""
+        self._unknown_keys.update(keys)
+
+    def _add_runs(self, row: int, hash_ids: Iterable[object]) -> None:
+        dense = self._dense
+        first = -1
+        expected = -2
+        for name in hash_ids:
+            index = dense.setdefault(name, len(dense))
+            if index == expected:
+                expected += 1
+                continue
+            if first >= 0:
+                self._runs_of.append(row)
+                self._run_first.append(first)
+                self._run_count.append(expected - first)
+            first = index
+            expected = index + 1
+        if first >= 0:
+            self._runs_of.append(row)
+            self._run_first.append(first)
+            self._run_count.append(expected - first)
+
+    def finish(self) -> Trace:
+        """The trace. Raises TraceFormatError when no row is left or times do not fit 64 bits."""
+        rows = len(self.prompts)
+        report = self.report
+        report.rows_kept = rows
+        if rows == 0:
+            raise TraceFormatError(
+                "no requests"
+                if not report.dropped
+                else f"no requests left: {self._dropped_text()}",
+                path=self.source.path,
+            )
+        if self._unknown_keys:
+            names = sorted(self._unknown_keys)
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            self.warn(f"keys that this format does not define are kept in extra: {shown}")
+        arrival, order = self._in_time_order(rows)
+        return self._columns(arrival, order)
+
+    def _dropped_text(self) -> str:
+        return ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.dropped.items()))
+
+    def _in_time_order(self, rows: int) -> tuple[IntArray, IntArray | None]:
+        """Arrivals in ticks in time order, and the permutation (None: the file's order)."""
+        base, keys, waiting = self._sort_keys()
+        order: IntArray | None = None
+        if rows > 1 and bool((keys[1:] < keys[:-1]).any()):
+            self.report.rows_moved = int((keys < np.maximum.accumulate(keys)).sum())
+            order = np.argsort(keys, kind="stable")
+            keys = keys[order]
+            waiting = None if waiting is None else waiting[order]
+        self.report.removed_offset_s = base * self.quantum / 10**12
+        arrival = keys * self.quantum
+        if waiting is not None:
+            arrival[waiting] = NO_ARRIVAL
+        return arrival, order
+
+    def _sort_keys(self) -> tuple[int, IntArray, NDArray[np.bool_] | None]:
+        """(first arrival, arrivals behind it, which rows wait for others), in quanta.
+
+        A waiting row sorts right behind the latest of those that it waits for.
+        """
+        waiting: NDArray[np.bool_] | None = None
+        if isinstance(self.arrivals, array):
+            stamps = np.frombuffer(self.arrivals, dtype=np.int64)
+            base = int(stamps.min())
+            self._check_span(int(stamps.max()) - base)
+            keys = stamps - base
+        else:
+            known = [a for a in self.arrivals if a is not None]
+            if not known:
+                raise TraceFormatError(
+                    "no request has an arrival: all wait for others", path=self.source.path
+                )
+            base = min(known)
+            self._check_span(max(known) - base)
+            listed = [-1 if a is None else a - base for a in self.arrivals]
+            self._close_loop(listed)
+            if len(known) < len(listed):
+                waiting = np.array([a is None for a in self.arrivals], dtype=bool)
+            keys = np.array(listed, dtype=np.int64)
+        return base, keys, waiting
+
+    def _check_span(self, span: int) -> None:
+        if span * self.quantum > MAX_TICK:
+            raise TraceFormatError(
+                f"spans {seconds_text(span * self.quantum)} s, more than the "
+                f"{seconds_text(MAX_TICK)} s that 64-bit picoseconds hold",
+                path=self.source.path,
+            )
+
+    def _close_loop(self, keys: list[int]) -> None:
+        """Fills the keys of waiting rows; a circle of waits is an error."""
+        state: dict[int, int] = {}
+        for start in self._after:
+            stack = [start]
+            while stack:
+                row = stack[-1]
+                if row not in self._after or state.get(row) == 2:
+                    stack.pop()
+                    continue
+                parents = self._after[row]
+                if state.get(row) == 1:
+                    keys[row] = max(keys[p] for p in parents)
+                    state[row] = 2
+                    stack.pop()
+                    continue
+                state[row] = 1
+                for parent in parents:
+                    if state.get(parent) == 1:
+                        raise TraceFormatError(
+                            f"request {self._ids.get(parent, parent)!r} waits for itself",
+                            path=self.source.path,
+                            field="after",
+                        )
+                    if parent in self._after and state.get(parent) != 2:
+                        stack.append(parent)
+
+    def _columns(self, arrival: IntArray, order: IntArray | None) -> Trace:
+        rows = len(arrival)
+        run_rows = np.frombuffer(self._runs_of, dtype=np.int64)
+        run_first = np.frombuffer(self._run_first, dtype=np.int64)
+        run_count = np.frombuffer(self._run_count, dtype=np.int64)
+        prompts = np.frombuffer(self.prompts, dtype=np.int64)
+        outputs = np.frombuffer(self.outputs, dtype=np.int64)
+        new_row: list[int] | None = None
+        if order is not None:
+            place = np.empty(rows, dtype=np.int64)
+            place[order] = np.arange(rows, dtype=np.int64)
+            new_row = place.tolist()
+            prompts, outputs = prompts[order], outputs[order]
+            run_rows = place[run_rows]
+            by_row = np.argsort(run_rows, kind="stable")
+            run_rows, run_first, run_count = run_rows[by_row], run_first[by_row], run_count[by_row]
+        offsets = np.zeros(rows + 1, dtype=np.int64)
+        np.cumsum(np.bincount(run_rows, minlength=rows), out=offsets[1:])
+
+        def placed(column: Mapping[int, object]) -> dict[int, object]:
+            if new_row is None:
+                return dict(column)
+            return {new_row[row]: column[row] for row in column}
+
+        def dense(column: Mapping[int, int], fill: int) -> IntArray:
+            full = np.full(rows, fill, dtype=np.int64)
+            if column:
+                where = np.fromiter(placed(column).keys(), dtype=np.int64, count=len(column))
+                full[where] = np.fromiter(column.values(), dtype=np.int64, count=len(column))
+            return full
+
+        after = {
+            row: tuple(p if new_row is None else new_row[p] for p in parents)  # type: ignore[attr-defined]
+            for row, parents in placed(self._after).items()
+        }
+        ids: tuple[object, ...] = ()
+        if self._ids:
+            named = placed(self._ids)
+            ids = tuple(named.get(row, row) for row in range(rows))
+            if all(type(name) is int and name == row for row, name in enumerate(ids)):
+                ids = ()
+        return Trace(
+            name=self.source.name,
+            sha256=self.source.sha256(),
+            arrival=arrival,
+            prompt_tokens=np.array(prompts),
+            output_tokens=np.array(outputs),
+            priority=dense(self._priorities, 0),
+            session=dense(self._sessions, -1),
+            turn=dense(self._turns, -1),
+            run_offsets=offsets,
+            run_first=np.array(run_first),
+            run_count=np.array(run_count),
+            block_size=self.block_size if len(run_first) else 0,
+            tail_rule=self.tail_rule,
+            hash_scope=self.hash_scope,
+            ids=ids,
+            session_names=tuple(self._session_index),
+            after=after,
+            wait=placed(self._wait),  # type: ignore[arg-type]
+            recorded=placed(self._recorded),  # type: ignore[arg-type]
+            extra=placed(self._extra),  # type: ignore[arg-type]
+            source=dict(self.about),
+            report=self.report,
+        )

@@ -1,0 +1,66 @@
+"""Checks of hash ids: what they are, and how many of them a prompt has (the block rule)."""
+
+from __future__ import annotations
+
+from vtsim.traces.number import Where
+
+MAX_BLOCK = 2**20
+
+
+def check_blocks(
+    where: Where, prompt: int, ids: int, block: int, tail_rule: str, field: str = "hash_ids"
+) -> None:
+    """The block rule: how many hash ids a prompt of `prompt` tokens has under `tail_rule`.
+
+    Raises TraceFormatError with both counts and the block sizes that would fit this row.
+    """
+    whole, rest = divmod(prompt, block)
+    if tail_rule == "exact":
+        good = whole == ids and rest == 0
+    elif tail_rule == "partial_tail":
+        good = whole + (rest > 0) == ids
+    else:
+        good = whole == ids
+    if good:
+        return
+    expected = whole + (tail_rule != "prefix_only" and rest > 0)
+    message = (
+        f"{ids} hash ids, but a prompt of {prompt} tokens in blocks of {block} has {expected}"
+        f"{' (and a rest)' if tail_rule == 'exact' and rest else ''}; "
+        f"{_fitting(prompt, ids, tail_rule)}"
+    )
+    raise where.error(message, field)
+
+
+def _fitting(prompt: int, ids: int, tail_rule: str) -> str:
+    if ids == 0:
+        return "no block size fits"
+    if tail_rule == "exact":
+        low = high = prompt // ids if prompt % ids == 0 else 0
+        if low == 0:
+            return "no block size fits"
+    elif tail_rule == "partial_tail":  # ceil(prompt / block) == ids
+        low = -(-prompt // ids)
+        high = (prompt - 1) // (ids - 1) if ids > 1 else MAX_BLOCK
+    else:  # floor(prompt / block) == ids
+        low, high = prompt // (ids + 1) + 1, prompt // ids
+    if low > high or low < 1:
+        return "no block size fits"
+    sizes = f"{low}" if low == high else f"{low} to {high}"
+    if high >= MAX_BLOCK:
+        sizes = f"{low} or more"
+    return f"block sizes that fit: {sizes} (--block-size N)"
+
+
+def check_ids(where: Where, ids: object, field: str = "hash_ids") -> None:
+    """Hash ids are a list of non-negative integers of any size, or of strings."""
+    if type(ids) is not list:
+        raise where.error("is not a list", field, ids)
+    kinds = set(map(type, ids))
+    if kinds == {int}:
+        if min(ids) < 0:
+            index = next(i for i, x in enumerate(ids) if x < 0)
+            raise where.error("is negative", f"{field}[{index}]", ids[index])
+    elif not kinds <= {int, str}:
+        index = next(i for i, x in enumerate(ids) if type(x) not in (int, str))
+        raise where.error("is neither an integer nor a string", f"{field}[{index}]", ids[index])

@@ -1,0 +1,67 @@
+"""JSON lines, one object a line, with exact numbers and physical line numbers in errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from vtsim.errors import TraceFormatError
+from vtsim.traces.number import Where
+from vtsim.traces.source import Source
+
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_decoder = msgspec.json.Decoder(float_hook=Decimal)
+
+
+def objects(source: Source, where: Where) -> Iterator[dict[str, Any]]:
+    """The objects of the non-blank lines; `where.line` follows.
+
+    Numbers come as int (of any size) or Decimal. TraceFormatError for a line that is not exactly
+    one object.
+    """
+    decode = _decoder.decode
+    for line, text in source.lines():
+        where.line = line
+        try:
+            value = decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ArithmeticError) as error:
+            raise _malformed(where, text, error) from None
+        if type(value) is not dict:
+            raise where.error(f"one JSON object a line is wanted, not a {_kind(value)}")
+        yield value
+
+
+def _malformed(where: Where, text: bytes, error: Exception) -> TraceFormatError:
+    if isinstance(error, RecursionError):
+        return where.error("malformed JSON: nested too deeply")
+    if isinstance(error, UnicodeDecodeError):
+        return where.error("malformed JSON: not UTF-8 text")
+    message = str(error)
+    found = _BYTE.search(message)
+    if found is None:
+        if "truncated" in message:
+            return where.error("malformed JSON: the line ends inside an object (cut off?)")
+        return where.error(f"malformed JSON: {message}")
+    offset = int(found[1])
+    while offset < len(text) and text[offset : offset + 1].isspace():
+        offset += 1
+    column = len(text[:offset].decode(errors="replace")) + 1
+    if "trailing" in message:
+        rest = text[offset:].lstrip()
+        if rest.startswith(b","):
+            what = "a comma stands between objects; JSON lines have one object a line, no commas"
+        else:
+            what = "something follows the object; JSON lines have one object a line"
+        return where.error(f"malformed JSON: {what}", column=column)
+    return where.error(
+        f"malformed JSON: {message.removeprefix('JSON is malformed: ')}", column=column
+    )
+
+
+def _kind(value: object) -> str:
+    names = {list: "list", str: "string", int: "number", Decimal: "number", bool: "boolean"}
+    return names.get(type(value), "null")

@@ -1,0 +1,251 @@
+"""The Mooncake family of JSON lines: `timestamp`, `input_length`, `output_length`, `hash_ids`.
+
+Mooncake (FAST'25), AIPerf and GenAI-Perf, vLLM timed_trace, SGLang and Dynamo write it, with other
+names for the same keys. `timestamp` counts milliseconds (`time_unit` says otherwise, never a
+guess); hash ids stand for blocks of 512 tokens unless `block_size` says otherwise, the last one
+covering the rest of the prompt. A row of a session with `delay` instead of `timestamp` arrives that
+long after the session's row before it has finished.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vtsim.request import Tick, Trace
+from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.ids import check_blocks, check_ids
+from vtsim.traces.jsonl import objects
+from vtsim.traces.number import UNITS, Where
+from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.source import Source
+
+_STAMP = ("timestamp", "created_time")
+_DELAY = ("delay", "delay_ms")
+_PROMPT = ("input_length", "input_tokens")
+_OUTPUT = ("output_length", "output_tokens")
+_KNOWN = frozenset((*_STAMP, *_DELAY, *_PROMPT, *_OUTPUT, "hash_ids", "session_id", "priority"))
+
+
+class MooncakeReader:
+    """See the module."""
+
+    name = "mooncake"
+    summary = "Mooncake family JSONL (Mooncake, AIPerf, GenAI-Perf, vLLM timed_trace, Dynamo)"
+    options = {
+        "time_unit": "what timestamps and delays count: s, ms (default), us, ns",
+        "tail_rule": "partial_tail (default): the last hash id covers the rest of the prompt; "
+        "prefix_only: the rest is unhashed; exact",
+        "turns": "what a session's row holds where no hash ids tell: unknown (default), whole (the "
+        "prompt repeats the conversation so far) or delta (only what is new)",
+    }
+
+    def detects(self, head: Head) -> bool:
+        if "requests" in head.keys or "conversations" in head.keys:
+            return False
+        return head.has_any(*_PROMPT) and head.has_any(*_OUTPUT, *_STAMP, *_DELAY)
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        unit = options.text("time_unit", "ms", tuple(UNITS))
+        tail_rule = options.text(
+            "tail_rule", "partial_tail", ("partial_tail", "prefix_only", "exact")
+        )
+        turns = options.text("turns", "unknown", ("unknown", "whole", "delta"))
+        block = options.block_size or 512
+        builder = TraceBuilder(source, self.name, block_size=block, tail_rule=tail_rule)
+        where = builder.where
+        sessions = _Sessions(turns)
+        scale = 10 ** UNITS[unit]
+        builder.about["time_unit"] = unit
+        for row in objects(source, where):
+            if not row.keys() <= _KNOWN:
+                extra: dict[str, object] | None = {k: row[k] for k in row if k not in _KNOWN}
+                builder.note_unknown(extra or ())
+            else:
+                extra = None
+            prompt = row.get("input_length")
+            output = row.get("output_length")
+            if type(prompt) is not int or not 0 < prompt < 2**31:
+                prompt = where.count(*_one(where, row, _PROMPT))
+            if type(output) is not int or not 0 < output < 2**31:
+                output = where.count(*_one(where, row, _OUTPUT))
+            session = _session(where, row)
+            stamp = row.get("timestamp")
+            waits = row.get("delay") is not None or row.get("delay_ms") is not None
+            arrival: Tick | None = None
+            wait: Tick | None = None
+            if type(stamp) is int and 0 <= stamp < 2**63 and not waits:
+                arrival = stamp * scale
+            else:
+                arrival, wait = _times(where, row, unit)
+            hash_ids = row.get("hash_ids")
+            if hash_ids:
+                check_ids(where, hash_ids)
+                check_blocks(where, prompt, len(hash_ids), block, tail_rule)
+            elif hash_ids is not None and hash_ids != []:
+                raise where.error("is not a list", "hash_ids", hash_ids)
+            after: tuple[int, ...] = ()
+            turn = -1
+            if session is not None:
+                arrival, after, turn, prompt = sessions.place(
+                    where, session, arrival, wait, prompt, bool(hash_ids)
+                )
+            elif arrival is None:
+                raise where.error(
+                    "is missing"
+                    if wait is None
+                    else "is missing: a delay needs a session_id and a row of that session before",
+                    "timestamp",
+                )
+            if prompt == 0 or output == 0:
+                builder.drop_if_empty(prompt, output)
+                sessions.dropped(session, arrival)
+                continue
+            row_number = builder.add(
+                arrival,
+                prompt,
+                output,
+                hash_ids=hash_ids or (),
+                session=session,
+                turn=turn,
+                priority=where.count(row["priority"], "priority") if row.get("priority") else 0,
+                after=after,
+                wait=wait or 0,
+                extra=extra,
+            )
+            if session is not None:
+                sessions.added(session, row_number, prompt + output)
+        sessions.warn(builder)
+        return builder.finish()
+
+
+def _one(where: Where, row: dict[str, Any], names: tuple[str, ...]) -> tuple[object, str]:
+    """(value, key) of the one of `names` that the row has; (None, first name) if it has none."""
+    found = [name for name in names if row.get(name) is not None]
+    if len(found) > 1 and row[found[0]] != row[found[1]]:
+        raise where.error(f"differs from {found[0]} {row[found[0]]}", found[1], row[found[1]])
+    return (row[found[0]], found[0]) if found else (None, names[0])
+
+
+def _session(where: Where, row: dict[str, Any]) -> str | None:
+    name = row.get("session_id")
+    if name is None:
+        return None
+    if type(name) is not str and type(name) is not int:
+        raise where.error("is not a string", "session_id", name)
+    return str(name)
+
+
+def _times(where: Where, row: dict[str, Any], unit: str) -> tuple[Tick | None, Tick | None]:
+    """(arrival, delay) of a row in ticks: at most one of them."""
+    stamp, name = _one(where, row, _STAMP)
+    if row.get("delay") is not None and row.get("delay_ms") is not None:
+        raise where.error("stands beside delay", "delay_ms", row["delay_ms"])
+    delay, delay_name = _one(where, row, _DELAY)
+    if stamp is not None and delay is not None:
+        session = row.get("session_id")
+        raise where.error(
+            f"stands beside {delay_name} in session {session!r}: a row has one or the other",
+            name,
+            stamp,
+        )
+    return (
+        None if stamp is None else where.ticks(stamp, name, unit),
+        None
+        if delay is None
+        else where.ticks(delay, delay_name, "ms" if delay_name == "delay_ms" else unit),
+    )
+
+
+class _Sessions:
+    """The rows of each session so far: whom a delayed row waits for, and what `delta` adds to."""
+
+    def __init__(self, turns: str) -> None:
+        self._turns = turns
+        self._state: dict[str, _Session] = {}
+        self._untimed = 0
+        self._unknown = False
+
+    def place(
+        self,
+        where: Where,
+        session: str,
+        arrival: Tick | None,
+        wait: Tick | None,
+        prompt: int,
+        hashed: bool,
+    ) -> tuple[Tick | None, tuple[int, ...], int, int]:
+        """(arrival, rows it waits for, turn, prompt tokens) of the session's next row."""
+        state = self._state.get(session)
+        if state is None:
+            if arrival is None:
+                raise where.error(
+                    f"is missing: the first row of session {session!r} has no row before it "
+                    "that a delay could count from",
+                    "timestamp",
+                )
+            state = self._state[session] = _Session()
+        elif arrival is None:
+            state.check(where, session, "delay")
+            self._untimed += wait is None
+        else:
+            state.check(where, session, "timestamp")
+        after: tuple[int, ...] = ()
+        if arrival is None:
+            if state.last_row is None:
+                arrival = state.dropped_arrival + (wait or 0)
+            else:
+                after = (state.last_row,)
+        if self._turns == "delta":
+            prompt += state.tokens
+        known = hashed or self._turns != "unknown"
+        self._unknown |= not known
+        state.rows += 1
+        return arrival, after, state.rows - 1 if known else -1, prompt
+
+    def added(self, session: str, row: int, tokens: int) -> None:
+        state = self._state[session]
+        state.last_row = row
+        state.tokens = tokens
+
+    def dropped(self, session: str | None, arrival: Tick | None) -> None:
+        """A failed row took no time: what waits for it counts from its arrival."""
+        if session is not None and arrival is not None:
+            self._state[session].dropped_arrival = arrival
+
+    def warn(self, builder: TraceBuilder) -> None:
+        if self._untimed:
+            builder.warn(
+                f"{self._untimed} rows state neither timestamp nor delay: they follow their "
+                "session's row before at once"
+            )
+        if self._unknown:
+            builder.warn(
+                "sessions without hash ids: what their rows share is taken as unknown; "
+                "--turns whole|delta says what a row holds"
+            )
+
+
+class _Session:
+    __slots__ = ("dropped_arrival", "last_row", "mode", "mode_line", "rows", "tokens")
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.tokens = 0
+        self.last_row: int | None = None
+        self.dropped_arrival: Tick = 0
+        self.mode = ""
+        self.mode_line: int | None = None
+
+    def check(self, where: Where, session: str, mode: str) -> None:
+        """All rows behind a session's first are timed the same way."""
+        if self.mode and mode != self.mode:
+            raise where.error(
+                f"session {session!r} has {self.mode} on line {self.mode_line} and {mode} here: "
+                "its rows behind the first have one or the other",
+                mode,
+            )
+        if not self.mode:
+            self.mode, self.mode_line = mode, where.line
+
+
+READER = MooncakeReader()

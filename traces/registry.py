@@ -1,0 +1,152 @@
+"""The readers by name, and which one a file is for.
+
+A reader is an object with the attributes of `TraceReader`, registered under its name as an entry
+point of group `vtsim.readers`; those of this package are also listed here, so that a checkout works
+uninstalled. Modules are imported when their reader is asked, not before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Protocol
+
+from vtsim.errors import ConfigError, TraceFormatError
+from vtsim.request import Trace
+from vtsim.traces.source import Source
+
+GROUP = "vtsim.readers"
+
+_BUILT_IN = {
+    "native": "vtsim.traces.native:READER",
+    "azure": "vtsim.traces.azure:READER",
+    "mooncake": "vtsim.traces.mooncake:READER",
+}
+"""In the order of detection: the more particular first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a user may tell a reader. `named` holds the options that the reader declares."""
+
+    block_size: int | None = None
+    named: Mapping[str, object] = field(default_factory=dict)
+
+    def text(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        """A choice among `allowed`."""
+        value = self.named.get(name)
+        if value is None:
+            return default
+        if value not in allowed:
+            raise ConfigError(f"{name} {value!r} is not one of {', '.join(allowed)}")
+        return str(value)
+
+    def flag(self, name: str) -> bool:
+        return bool(self.named.get(name, False))
+
+
+class TraceReader(Protocol):
+    """Reads one format. Stateless; one instance serves all files."""
+
+    name: str
+    summary: str
+    """One line: what it reads."""
+    options: Mapping[str, str]
+    """Name -> one line of help, of the named options that `read` understands."""
+
+    def detects(self, head: Head) -> bool:
+        """True if the start of a file can only be, or is best read as, this format."""
+        ...
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        """The whole trace. Raises TraceFormatError (a ConfigError for options that cannot be)."""
+        ...
+
+
+class Head:
+    """What detection may look at: the start of a file, as text, keys and header cells."""
+
+    def __init__(self, source: Source) -> None:
+        self.is_dir = source.is_dir
+        self.name = source.name
+        self.text = ""
+        if not source.is_dir:
+            self.text = (
+                source.head_bytes.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").lstrip()
+            )
+        self.is_json = self.text.startswith(("{", "["))
+        self.first = _first_object(self.text) if self.is_json else None
+        """The first JSON object (in an array: its first element), None if cut off or broken."""
+        self.keys = (
+            frozenset(self.first)
+            if self.first is not None
+            else frozenset(re.findall(r'"([^"\\]+)"\s*:', self.text) if self.is_json else ())
+        )
+        """Its keys; of all objects at the start where it is cut off."""
+        line = "" if self.is_json else self.text.split("\n", 1)[0]
+        self.header = tuple(cell.strip().strip('"').lower() for cell in line.split(","))
+
+    def has(self, *keys: str) -> bool:
+        return self.keys.issuperset(keys)
+
+    def has_any(self, *keys: str) -> bool:
+        return not self.keys.isdisjoint(keys)
+
+    def columns(self, *names: str) -> int:
+        """How many of `names` the CSV header has."""
+        return sum(name.lower() in self.header for name in names)
+
+
+def _first_object(text: str) -> dict[str, object] | None:
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text.lstrip("[ \t\r\n"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def reader_names() -> list[str]:
+    """Names that `--from` takes, in the order of detection, plug-ins first."""
+    plugged = sorted(p.name for p in entry_points(group=GROUP) if p.name not in _BUILT_IN)
+    return [*plugged, *_BUILT_IN]
+
+
+def get_reader(name: str) -> TraceReader:
+    """The reader of that name; ConfigError with the known names if there is none."""
+    for point in entry_points(group=GROUP):
+        if point.name == name and name not in _BUILT_IN:
+            try:
+                loaded: TraceReader = point.load()
+            except Exception as error:
+                raise ConfigError(f"trace reader {name!r} cannot be loaded: {error}") from error
+            return loaded
+    if name not in _BUILT_IN:
+        raise ConfigError(f"unknown trace format {name!r}; known: {', '.join(reader_names())}")
+    module, attribute = _BUILT_IN[name].split(":")
+    reader: TraceReader = getattr(import_module(module), attribute)
+    return reader
+
+
+def detect(source: Source) -> TraceReader:
+    """The reader for this file, by its content; TraceFormatError with what was seen if none."""
+    head = Head(source)
+    for name in reader_names():
+        reader = get_reader(name)
+        if reader.detects(head):
+            return reader
+    if head.is_dir:
+        seen = "a folder without trace files"
+    elif head.is_json:
+        seen = f"JSON with keys {', '.join(sorted(head.keys)[:12]) or '(none)'}"
+    else:
+        first = head.text.split("\n", 1)[0].strip()
+        seen = f"first line {first[:80]!r}"
+    raise TraceFormatError(
+        f"not a known trace format ({seen}); --from takes {', '.join(reader_names())}",
+        path=source.path,
+        line=1,
+    )

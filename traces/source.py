@@ -1,0 +1,209 @@
+"""Opens what the user named: plain, gzip or zstd, as lines, CSV rows or text, with its SHA-256.
+
+Things that are no trace are named for what they are (Git LFS pointer, HTML page, zip, parquet).
+Line numbers are physical: blank lines count, a byte order mark and CRLF do not disturb them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+import zstandard
+
+from vtsim.errors import TraceFormatError
+from vtsim.traces.number import Where
+
+HEAD_BYTES = 1 << 16
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_NO_TRACE = (
+    (
+        b"version https://git-lfs.github.com/spec/",
+        "is a Git LFS pointer, not the data: run git lfs pull",
+    ),
+    (b"PK\x03\x04", "is a zip archive: unpack it first"),
+    (b"PAR1", "is a Parquet file; no reader takes that: convert it to CSV or JSONL"),
+    (b"\xfd7zXZ\x00", "is compressed with xz: decompress it first (gzip and zstd are read as is)"),
+    (b"BZh", "is compressed with bzip2: decompress it first (gzip and zstd are read as is)"),
+    (b"%PDF", "is a PDF document, not a trace"),
+    (b"\xff\xfe", "is UTF-16 text: save it as UTF-8"),
+    (b"\xfe\xff", "is UTF-16 text: save it as UTF-8"),
+)
+
+
+class Source:
+    """One input file (or a folder of them), opened as often as a reader needs."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._data: bytes | None = None
+        if not self.path.exists():
+            raise TraceFormatError("no such file", path=path)
+        self.is_dir = self.path.is_dir()
+        if not self.is_dir:
+            try:
+                if not self.path.is_file():  # a pipe can be read once only
+                    self._data = self.path.read_bytes()
+                self.head_bytes = self._check_head()
+            except OSError as error:
+                raise TraceFormatError(f"cannot be read: {error.strerror}", path=path) from None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def where(self) -> Where:
+        return Where(str(self.path))
+
+    def _raw(self) -> IO[bytes]:
+        return open(self.path, "rb") if self._data is None else io.BytesIO(self._data)
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """The decompressed bytes. Damage found while reading is a `TraceFormatError`."""
+        try:
+            with self._raw() as raw:
+                magic = raw.read(4)
+                raw.seek(0)
+                if magic.startswith(_GZIP):
+                    with gzip.open(raw) as stream:
+                        yield cast(IO[bytes], stream)
+                elif magic == _ZSTD:
+                    reader = zstandard.ZstdDecompressor().stream_reader(
+                        raw, read_across_frames=True
+                    )
+                    yield io.BufferedReader(cast(io.RawIOBase, reader), 1 << 20)
+                else:
+                    yield raw
+        except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
+            raise TraceFormatError(f"damaged compressed data: {error}", path=self.path) from None
+        except OSError as error:
+            raise TraceFormatError(f"cannot be read: {error}", path=self.path) from None
+
+    def _check_head(self) -> bytes:
+        with self.open() as stream:
+            head = stream.read(HEAD_BYTES)
+        for magic, what in _NO_TRACE:
+            if head.startswith(magic):
+                raise TraceFormatError(what, path=self.path)
+        start = head[:512].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+        if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+            raise TraceFormatError(
+                "is a web page, not a trace: download the raw file", path=self.path
+            )
+        if not head.strip(b"\xef\xbb\xbf \t\r\n"):
+            raise TraceFormatError("is empty", path=self.path)
+        return head
+
+    def sha256(self) -> str:
+        """Of the file's bytes as they are on disk; of names and sums of the files of a folder."""
+        digest = hashlib.sha256()
+        if self.is_dir:
+            for path in self.files():
+                digest.update(f"{path.name}\0{Source(path).sha256()}\n".encode())
+            return digest.hexdigest()
+        with self._raw() as raw:
+            while block := raw.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def files(self) -> list[Path]:
+        """The JSON files of a folder, by name."""
+        endings = (".json", ".jsonl", ".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst")
+        return sorted(p for p in self.path.iterdir() if p.is_file() and p.name.endswith(endings))
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """(physical line number, line without its end and outer blanks) of non-blank lines."""
+        number = 0
+        with self.open() as stream:
+            for line in stream:
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                line = line.strip()
+                if line:
+                    yield number, line
+
+    def _text_lines(self, number: list[int]) -> Iterator[str]:
+        with self.open() as stream:
+            for line in stream:
+                number[0] += 1
+                if number[0] == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    yield line.decode()
+                except UnicodeDecodeError:
+                    raise TraceFormatError(
+                        "is not UTF-8 text", path=self.path, line=number[0]
+                    ) from None
+
+    def csv_rows(self) -> Iterator[tuple[int, list[str]]]:
+        """(physical line number, cells) of the non-blank rows, the header first."""
+        number = [0]
+        rows = csv.reader(self._text_lines(number))
+        while True:
+            first = number[0] + 1  # a quoted cell may run over many lines
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise TraceFormatError(
+                    f"malformed CSV: {error}", path=self.path, line=first
+                ) from None
+            if row and (len(row) > 1 or row[0].strip()):
+                yield first, row
+
+
+class CsvTable:
+    """A CSV file with a header row: columns are found by name, never by position."""
+
+    def __init__(self, source: Source) -> None:
+        self.where = source.where()
+        self._rows = source.csv_rows()
+        first = next(self._rows, None)
+        if first is None:
+            raise self.where.error("is empty")
+        self.where.line, cells = first
+        self.names = [cell.strip() for cell in cells]
+        self._index: dict[str, int] = {}
+        for i, name in enumerate(self.names):
+            if name.lower() in self._index:
+                raise self.where.error("stands twice in the header", name)
+            self._index[name.lower()] = i
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._index
+
+    def column(self, *names: str) -> int:
+        """Index of the first of `names` that the header has; TraceFormatError if it has none."""
+        for name in names:
+            if name.lower() in self._index:
+                return self._index[name.lower()]
+        raise self.where.error(
+            f"column {names[0]!r} is missing; the header has {', '.join(self.names)}", names[0]
+        )
+
+    def optional(self, *names: str) -> int | None:
+        return next((self._index[n.lower()] for n in names if n.lower() in self._index), None)
+
+    def others(self, used: set[int]) -> list[tuple[str, int]]:
+        """Columns that a reader does not know: kept in `extra`."""
+        return [(name, i) for i, name in enumerate(self.names) if i not in used and name]
+
+    def rows(self) -> Iterator[list[str]]:
+        """Rows of exactly the header's width; `where.line` follows."""
+        width = len(self.names)
+        for line, row in self._rows:
+            self.where.line = line
+            if len(row) != width:
+                raise self.where.error(f"has {len(row)} cells where the header has {width}")
+            yield row
