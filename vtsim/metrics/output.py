@@ -1,0 +1,156 @@
+"""Writes outputs so that nothing half-written stays behind, and refuses bad paths beforehand.
+
+A regular or new file is written aside, then renamed over the target; a device, a pipe or `-`
+(standard output) is written in place. This module knows no formats.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vtsim.errors import ConfigError
+
+_DESCRIPTOR = re.compile(r"/dev/fd/(\d+)|/proc/self/fd/(\d+)")
+
+
+def _descriptor(path: str | Path) -> int | None:
+    """The open file that `path` names, if it names one: -, /dev/stdout, /dev/fd/63, ..."""
+    text = str(path)
+    if text in ("-", "/dev/stdout"):
+        return 1
+    if text == "/dev/stderr":
+        return 2
+    found = _DESCRIPTOR.fullmatch(text)
+    return int(found[1] or found[2]) if found else None
+
+
+def is_stdout(path: str | Path) -> bool:
+    """True if writing to `path` writes to standard output."""
+    return _descriptor(path) == 1
+
+
+def check_file(path: str | Path) -> None:
+    """Raises `ConfigError` if `path` cannot be written. Writes nothing."""
+    if _descriptor(path) is not None:
+        return
+    target = _real(path)
+    if target.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise ConfigError(f"cannot write {path}: permission denied")
+    if not _in_place(target):
+        _check_parent(path, target.parent)
+
+
+def check_folder(path: str | Path) -> None:
+    """Raises `ConfigError` if `path` can neither be made nor be written into. Makes nothing."""
+    target = _real(path)
+    if target.exists() and not target.is_dir():
+        raise ConfigError(f"cannot write into {path}: it is not a folder")
+    if target.exists() and not os.access(target, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write into {path}: permission denied")
+    parent = target.parent
+    while not parent.exists():
+        parent = parent.parent
+    _check_parent(path, parent)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` as UTF-8. The old file stands until the new one is complete."""
+    descriptor = _descriptor(path)
+    target = _real(path)
+    try:
+        if descriptor == 1:  # behind what is buffered there already
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        if descriptor is not None:
+            with open(descriptor, "w", encoding="utf-8", newline="", closefd=False) as stream:
+                stream.write(text)
+            return
+        if _in_place(target):
+            with open(target, "w", encoding="utf-8", newline="") as stream:
+                stream.write(text)
+            return
+        aside = _aside(target)
+        with _removed_on_failure(aside):
+            with open(aside, "x", encoding="utf-8", newline="") as stream:
+                stream.write(text)
+            if target.exists():
+                shutil.copymode(target, aside)
+            os.replace(aside, target)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_folder(
+    path: str | Path, writers: dict[str, Callable[[Path], None]], known: frozenset[str]
+) -> None:
+    """Write files (name -> what writes it at a path) into a folder, all of them or none.
+
+    Files in `known` that are not written this time are removed: they tell of an earlier run.
+    Others are left alone.
+    """
+    target = _real(path)
+    aside = _aside(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _removed_on_failure(aside):
+            aside.mkdir()
+            for name, write in writers.items():
+                write(aside / name)
+            if not target.exists():
+                os.rename(aside, target)
+                return
+            for name in writers:
+                os.replace(aside / name, target / name)
+            for name in known - writers.keys():
+                (target / name).unlink(missing_ok=True)
+            aside.rmdir()
+    except OSError as error:
+        raise ConfigError(f"cannot write into {path}: {error.strerror or error}") from error
+
+
+def _real(path: str | Path) -> Path:
+    """The path with links followed, so that a link stays a link when its target is replaced."""
+    return Path(os.path.realpath(path))
+
+
+def _in_place(target: Path) -> bool:
+    try:
+        return not stat.S_ISREG(target.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.part")
+
+
+def _check_parent(path: str | Path, parent: Path) -> None:
+    if not parent.is_dir():
+        raise ConfigError(f"cannot write {path}: no folder {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write {path}: folder {parent} is not writable")
+
+
+@contextmanager
+def _removed_on_failure(aside: Path) -> Iterator[None]:
+    """Also on Ctrl-C, which is not an `Exception`."""
+    try:
+        yield
+    except BaseException:
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,152 @@
+"""Finds plug-ins by name.
+
+Built-in tables and entry points (`vtsim.policies`, `vtsim.backends`) name classes by
+`module:attribute`; a module is imported when its class is asked for, not before. A policy may also
+be `path/to/file.py:Class`. Nothing here knows what a policy does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from vtsim.errors import ConfigError
+from vtsim.parameters import make_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Classes of one kind by name. Built-in names win over entry points of the same name."""
+
+    kind: str
+    """What error messages call one: `policy`."""
+    group: str
+    """Entry-point group of plug-ins."""
+    built_in: Mapping[str, str]
+    """Name -> `module:attribute`; also there when a checkout is not installed."""
+
+    def names(self) -> list[str]:
+        """The known names: built-in ones in their order, then plug-ins by name."""
+        plugged = {point.name for point in entry_points(group=self.group)} - self.built_in.keys()
+        return [*self.built_in, *sorted(plugged)]
+
+    def load(self, name: str) -> Any:
+        """The class called `name`. `ConfigError`, with the known names, if there is none."""
+        where = self.built_in.get(name)
+        if where is not None:
+            return _attribute(import_module(where.partition(":")[0]), where)
+        for point in entry_points(group=self.group):
+            if point.name == name:
+                try:
+                    return point.load()
+                except Exception as error:  # a plug-in may fail in any way; say whose fault it is
+                    raise ConfigError(
+                        f"{self.kind} {name!r} cannot be loaded from {point.value}: {error}"
+                    ) from error
+        raise ConfigError(f"unknown {self.kind} {name!r} (known: {', '.join(self.names())})")
+
+    def load_file(self, text: str) -> Any:
+        """The class named by `path/to/file.py:Class`."""
+        path_text, _, attribute = text.rpartition(":")
+        path = Path(path_text)
+        if not path.is_file():
+            raise ConfigError(f"{self.kind} {text!r}: no file {path}")
+        # One module a file, whatever the folder that vtsim runs in: classes keep one identity.
+        name = "vtsim_plugin_" + sha256(str(path.resolve()).encode()).hexdigest()[:16]
+        module = sys.modules.get(name)
+        if module is None:
+            spec = importlib.util.spec_from_file_location(name, path)
+            if spec is None or spec.loader is None:
+                raise ConfigError(f"{self.kind} {text!r}: {path} is not a Python file")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module
+            try:
+                spec.loader.exec_module(module)
+            except Exception as error:
+                del sys.modules[name]
+                raise ConfigError(
+                    f"{self.kind} {text!r}: {path} cannot be loaded: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        return _attribute(module, text)
+
+    def find(self, text: str) -> Any:
+        """The class for what a user wrote: a name, or `path/to/file.py:Class`."""
+        return self.load_file(text) if ".py:" in text else self.load(text)
+
+
+def _attribute(module: types.ModuleType, where: str) -> Any:
+    name = where.rpartition(":")[2]
+    value = getattr(module, name, None)
+    if value is None:
+        raise ConfigError(f"{where}: no {name!r} in module {module.__name__}")
+    return value
+
+
+POLICIES = Registry(
+    "policy",
+    "vtsim.policies",
+    {
+        "native": "vtsim.policies.native:NativePolicy",
+        "paged": "vtsim.policies.paged:PagedPolicy",
+        "vtensor": "vtsim.policies.vtensor:VTensorPolicy",
+    },
+)
+BACKENDS = Registry("backend", "vtsim.backends", {"sim": "vtsim.backends.sim:SimBackend"})
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """A policy with its parameters, under a label that `--set` and the results use."""
+
+    label: str
+    policy: Any
+    """The class."""
+    parameters: Any
+    """An instance of the class's `parameters_type`."""
+
+
+def choose_policies(names: Iterable[str], settings: Iterable[str] = ()) -> list[PolicyChoice]:
+    """Policies and their parameters as written on a command line.
+
+    `names`: `NAME`, `FILE.py:Class`, or either behind `LABEL=`, which lets one policy run with
+    several settings. `settings`: `LABEL.PARAM=VALUE`. Raises `ConfigError`: an unknown policy,
+    parameter or value, a label that is used twice, a setting for a policy that does not run.
+    """
+    chosen: dict[str, Any] = {}
+    for text in names:
+        label, equals, name = text.partition("=")
+        policy = POLICIES.find(name if equals else text)
+        label = label if equals else str(getattr(policy, "name", "") or text)
+        if label in chosen:
+            raise ConfigError(
+                f"policy {label!r} is named twice "
+                f"(to run it with other settings, write LABEL={text})"
+            )
+        chosen[label] = policy
+    if not chosen:
+        raise ConfigError("no policy is named")
+    texts: dict[str, dict[str, str]] = {label: {} for label in chosen}
+    for setting in settings:
+        target, equals, value = setting.partition("=")
+        label, dot, parameter = target.rpartition(".")
+        if not equals or not dot:
+            raise ConfigError(f"setting {setting!r} is not POLICY.PARAM=VALUE")
+        if label not in texts:
+            raise ConfigError(
+                f"setting {setting!r}: policy {label!r} does not run here "
+                f"(these do: {', '.join(texts)})"
+            )
+        texts[label][parameter] = value
+    return [
+        PolicyChoice(label, policy, make_parameters(label, policy.parameters_type, texts[label]))
+        for label, policy in chosen.items()
+    ]
