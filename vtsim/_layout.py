@@ -85,9 +85,7 @@ class KVLayout:
         token_bytes = model.token_bytes(tp)
         arenas = {"token_major": 1, "kv_split": 2, "per_layer": 2 * model.layers}.get(layout_name)
         if arenas is None:
-            raise ConfigError(
-                f"unknown layout {layout_name!r}: use one of {', '.join(LAYOUTS)}"
-            )
+            raise ConfigError(f"unknown layout {layout_name!r}: use one of {', '.join(LAYOUTS)}")
         return cls(layout_name, arenas, token_bytes // arenas, chunk_bytes, max_tokens)
 
     def units(self, tokens: int) -> int:

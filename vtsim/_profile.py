@@ -127,8 +127,8 @@ class _Table:
         entry = self._entry(key, ("p99",))
         median = self.as_ticks(key, entry["value"])
         p99 = self.as_ticks(f"{key}.p99", entry.get("p99", 0))
-        if "p99" in entry and p99 < median:
-            raise self.error(f"{key}.p99", "lies below the median")
+        if "p99" in entry and not 0 < median <= p99:
+            raise self.error(f"{key}.p99", "needs a positive median at or below it")
         return CallCost(median, p99)
 
     def column(self, key: str) -> list[Any]:
@@ -261,5 +261,3 @@ def parse_gpu(path: Path) -> GpuSpec:
     for table in (root, memory, compute, elementwise, links, host):
         table.close()
     return spec
-
-

@@ -129,7 +129,7 @@ def test_a_missing_file_is_called_a_file() -> None:
         ("bf16_flops_per_s = 989e12", 'bf16_flops_per_s = "9"', "must be a number, got '9'"),
         ("per_step_us = 100.0", "per_step_us = -1.0", "host.per_step_us: must be finite and not b"),
         ('source = "NVIDIA H200 datasheet"\n', "", "bf16_flops_per_s: has neither a source nor"),
-        ("p99 = 33.0", "p99 = 3.0", "vmm.2MiB.create_us.p99: lies below the median"),
+        ("p99 = 33.0", "p99 = 3.0", "vmm.2MiB.create_us.p99: needs a positive median"),
         ("p99 = 33.0", "p98 = 33.0", "vmm.2MiB.create_us.p98: unknown key"),
         ("value = 20.0", "worth = 20.0", "vmm.2MiB.reserve_us.worth: unknown key"),
         ("[0.086,", "[", "linear.efficiency: must have 6 values, one a point, got 5"),
