@@ -1,8 +1,9 @@
 """A policy's parameters: a frozen dataclass whose field types say how text is read.
 
 Fields may be bool, int, float, str, a `Literal` of choices, or a union of these with None. An int
-field whose name ends in `_bytes`, or whose metadata say `{"unit": "bytes"}`, takes sizes such as
-2MiB; `{"doc": "..."}` is shown in lists. Nothing here knows a policy.
+field that is called `chunk` or whose name ends in `_bytes`, or whose metadata say
+`{"unit": "bytes"}`, takes sizes such as 2MiB; `{"doc": "..."}` is shown in lists. Nothing here
+knows a policy.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def parameters_of(parameters_type: type) -> list[Parameter]:
     found = []
     for field in fields(parameters_type):
         unit = str(field.metadata.get("unit", ""))
-        if not unit and field.name.endswith("_bytes"):
+        if not unit and (field.name == "chunk" or field.name.endswith("_bytes")):
             unit = "bytes"
         default = field.default
         if default is MISSING:

@@ -114,39 +114,55 @@ class PolicyChoice:
     """An instance of the class's `parameters_type`."""
 
 
-def choose_policies(names: Iterable[str], settings: Iterable[str] = ()) -> list[PolicyChoice]:
-    """Policies and their parameters as written on a command line.
+def choose_policies(
+    names: Iterable[str | PolicyChoice],
+    settings: Mapping[str, Mapping[str, object]],
+) -> list[PolicyChoice]:
+    """Policies and their parameters.
 
     `names`: `NAME`, `FILE.py:Class`, or either behind `LABEL=`, which lets one policy run with
-    several settings. `settings`: `LABEL.PARAM=VALUE`. Raises `ConfigError`: an unknown policy,
-    parameter or value, a label that is used twice, a setting for a policy that does not run.
+    several settings. `settings`: label -> parameter -> text or value. Raises `ConfigError`: an
+    unknown policy, parameter or value, a label that is used twice, settings for a policy that
+    does not run.
     """
     chosen: dict[str, Any] = {}
     for text in names:
-        label, equals, name = text.partition("=")
-        policy = POLICIES.find(name if equals else text)
-        label = label if equals else str(getattr(policy, "name", "") or text)
+        if isinstance(text, PolicyChoice):
+            label, policy = text.label, text
+        else:
+            label, equals, name = text.partition("=")
+            policy = POLICIES.find(name if equals else text)
+            label = label if equals else str(getattr(policy, "name", "") or text)
         if label in chosen:
             raise ConfigError(
                 f"policy {label!r} is named twice "
-                f"(to run it with other settings, write LABEL={text})"
+                "(to run it with other settings, write OTHER_LABEL=NAME)"
             )
         chosen[label] = policy
     if not chosen:
         raise ConfigError("no policy is named")
-    texts: dict[str, dict[str, str]] = {label: {} for label in chosen}
-    for setting in settings:
-        target, equals, value = setting.partition("=")
-        label, dot, parameter = target.rpartition(".")
-        if not equals or not dot:
-            raise ConfigError(f"setting {setting!r} is not POLICY.PARAM=VALUE")
-        if label not in texts:
+    for label in settings:
+        if label not in chosen:
             raise ConfigError(
-                f"setting {setting!r}: policy {label!r} does not run here "
-                f"(these do: {', '.join(texts)})"
+                f"settings for {label!r}: no such policy runs here (these do: {', '.join(chosen)})"
             )
-        texts[label][parameter] = value
     return [
-        PolicyChoice(label, policy, make_parameters(label, policy.parameters_type, texts[label]))
+        policy
+        if isinstance(policy, PolicyChoice)
+        else PolicyChoice(
+            label, policy, make_parameters(label, policy.parameters_type, settings.get(label, {}))
+        )
         for label, policy in chosen.items()
     ]
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, dict[str, object]]:
+    """`LABEL.PARAM=VALUE` of a command line, as `choose_policies` takes them."""
+    settings: dict[str, dict[str, object]] = {}
+    for text in texts:
+        target, equals, value = text.partition("=")
+        label, dot, parameter = target.rpartition(".")
+        if not equals or not dot:
+            raise ConfigError(f"setting {text!r} is not POLICY.PARAM=VALUE")
+        settings.setdefault(label, {})[parameter] = value
+    return settings

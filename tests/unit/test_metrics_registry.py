@@ -11,7 +11,7 @@ import pytest
 from vtsim.errors import ConfigError
 from vtsim.parameters import make_parameters, parameters_of
 from vtsim.quantities import format_bytes, format_seconds, parse_bytes
-from vtsim.registry import POLICIES, choose_policies
+from vtsim.registry import POLICIES, choose_policies, parse_settings
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ def test_unknown_policies_name_the_known() -> None:
 
 def test_one_policy_may_run_with_several_settings() -> None:
     small, large = choose_policies(
-        ["small=paged", "paged"], ["small.block=8", "paged.num_gpu_blocks=5"]
+        ["small=paged", "paged"], parse_settings(["small.block=8", "paged.num_gpu_blocks=5"])
     )
     assert (small.label, large.label) == ("small", "paged")
     assert small.policy is large.policy
@@ -145,19 +145,19 @@ def test_one_policy_may_run_with_several_settings() -> None:
         (["paged", "paged"], [], "'paged' is named twice"),
         (["paged"], ["block=8"], "is not POLICY.PARAM=VALUE"),
         (["paged"], ["paged.block"], "is not POLICY.PARAM=VALUE"),
-        (["paged"], ["native.block=8"], "'native' does not run here .these do: paged"),
+        (["paged"], ["native.block=8"], "'native': no such policy runs here .these do: paged"),
         (["paged"], ["paged.blocks=8"], "no parameter 'blocks'.*did you mean 'block'"),
     ],
 )
 def test_bad_choices(names: list[str], settings: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        choose_policies(names, settings)
+        choose_policies(names, parse_settings(settings))
 
 
 def test_a_policy_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(PLUGIN)
-    [choice] = choose_policies([f"{path}:Mine"], ["mine.size=8"])
+    [choice] = choose_policies([f"{path}:Mine"], {"mine": {"size": 8}})
     assert choice.label == "mine" and choice.parameters.size == 8
     assert POLICIES.find(f"{path}:Mine") is choice.policy
     with pytest.raises(ConfigError, match="no 'Other' in module"):

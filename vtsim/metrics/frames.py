@@ -14,7 +14,7 @@ import numpy as np
 
 from vtsim.metrics.definitions import CATEGORIES
 from vtsim.metrics.recorder import SAMPLE_COLUMNS, UNSET, Outcome, Recorder
-from vtsim.metrics.summary import samples_of
+from vtsim.metrics.summary import arrivals, samples_of
 from vtsim.plan import OpKind, Phase
 from vtsim.ports import DriverCall
 from vtsim.request import TICKS_PER_S, IntArray, Trace
@@ -33,7 +33,7 @@ def request_frame(trace: Trace, recorder: Recorder) -> pd.DataFrame:
     import pandas as pd
 
     count = len(trace)
-    arrival = np.asarray(trace.arrival)
+    arrival = arrivals(trace, recorder)
     admitted, first, last = (
         np.array(column, dtype=np.int64)
         for column in (recorder.admitted_at, recorder.first_token_at, recorder.finished_at)

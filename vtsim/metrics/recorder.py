@@ -47,6 +47,7 @@ class Recorder:
         "_last_decision",
         "_last_sample",
         "admitted_at",
+        "arrived_at",
         "busy",
         "capacity_bytes",
         "compute_ticks",
@@ -97,6 +98,8 @@ class Recorder:
         self.rehit_tokens = zero * requests
         self.preemptions = zero * requests
         self.outcome = bytearray(requests)
+        self.arrived_at: dict[int, Tick] = {}
+        """Arrivals that the trace does not state: of requests that wait for others."""
         self.reasons: dict[int, str] = {}
         """Why a request was rejected; only of those."""
 
@@ -149,6 +152,10 @@ class Recorder:
         )
 
     # -- requests ----------------------------------------------------------------------------
+
+    def arrive(self, index: int, now: Tick) -> None:
+        """A request that waited for others has arrived; others are where the trace puts them."""
+        self.arrived_at[index] = now
 
     def admit(self, index: int, now: Tick, step: int, hit_tokens: int, again: bool) -> None:
         """`hit_tokens` of the prompt came from memory. `again`: it returns from a preemption."""

@@ -39,11 +39,22 @@ class Completed:
     queue: IntArray
 
 
+def arrivals(trace: Trace, recorder: Recorder) -> IntArray:
+    """When each request arrived, in ticks: the trace's word, or the run's in a closed loop.
+    NO_ARRIVAL where a request was cut off before it came."""
+    if not recorder.arrived_at:
+        return trace.arrival
+    column = trace.arrival.copy()
+    rows = list(recorder.arrived_at)
+    column[rows] = [recorder.arrived_at[row] for row in rows]
+    return column
+
+
 def completed(trace: Trace, recorder: Recorder) -> Completed:
     """Times of completed requests. TPOT is rounded to the picosecond."""
     outcome = np.frombuffer(bytes(recorder.outcome), dtype=np.uint8)
     rows = np.flatnonzero(outcome == Outcome.COMPLETED)
-    arrival = trace.arrival[rows]
+    arrival = arrivals(trace, recorder)[rows]
     first = np.array(recorder.first_token_at, dtype=np.int64)[rows]
     last = np.array(recorder.finished_at, dtype=np.int64)[rows]
     admitted = np.array(recorder.admitted_at, dtype=np.int64)[rows]

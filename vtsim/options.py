@@ -1,0 +1,104 @@
+"""`ReplayOptions`: everything a replay can be told, with its default and its checks.
+
+Values only: what they do is the engine's and the policies' affair. The command line shows these
+defaults, so that both entrances are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from fractions import Fraction
+from typing import Literal, get_args
+
+from vtsim.errors import ConfigError
+
+Overflow = Literal["reject", "drop", "error"]
+Admit = Literal["prompt", "chunk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """Options of a replay. Sizes are bytes on one GPU. Raises `ConfigError` for bad values."""
+
+    max_num_seqs: int = 256
+    """Sequences that run at once."""
+    max_batched_tokens: int = 8192
+    """Tokens one step computes; longer prompts are prefilled in chunks."""
+    max_model_len: int | None = None
+    """Most tokens of a sequence; None: the model's positions."""
+    kv_memory: int | Literal["unlimited"] | None = None
+    """The byte limit of every policy; None: utilization x capacity - weights - workspace."""
+    gpu_memory: int | None = None
+    """Another capacity than the profile's."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the capacity that vtsim may use, weights included."""
+    kv_dtype: str = "auto"
+    kernel: str | Mapping[str, str] | None = None
+    """An attention kernel family for the policies that can use it, or one a policy (by label)."""
+    speed: float | str | Decimal | Fraction = 1.0
+    """Arrivals come this many times as fast."""
+    limit: int | None = None
+    """Keep the first requests only, in whole sessions."""
+    from_format: str | None = None
+    """The trace's format; None: detect it."""
+    on_overflow: Overflow = "reject"
+    """What becomes of a request whose prompt + output exceed `max_model_len`."""
+    admit: Admit = "prompt"
+    """A request is admitted when its whole `prompt` would fit now, or its first `chunk` does."""
+    seed: int = 0
+    """Of the VMM tail times, the only randomness there is."""
+    vmm_tail: bool = False
+    """Draw VMM call times from the profile's median and p99 instead of taking the median."""
+    step: bool = False
+    """Never leap over decode steps. Changes no result."""
+    log: bool = False
+    """Place every chunk and keep every memory operation. Changes no result."""
+    check: bool = False
+    """Check every invariant after every step. Changes no result."""
+    decisions: bool = False
+    """Keep the decisions about each request, for `vtsim explain`. Changes no result."""
+    fail_at: int | None = None
+    """The simulated driver refuses this memory operation (counted from 0), once."""
+    num_gpu_blocks: int | None = None
+    """A measured size of the paged pool."""
+    block_size: int | None = None
+    """Tokens a hash id of the trace stands for, where the file does not say."""
+    reader: Mapping[str, object] = field(default_factory=dict)
+    """Options of the trace's reader, by name."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_batched_tokens"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_model_len", "kv_memory", "gpu_memory", "limit", "num_gpu_blocks"):
+            value = getattr(self, name)
+            if value is not None and not (name == "kv_memory" and value == "unlimited"):
+                _at_least(name, value, 1)
+        for name in ("seed", "fail_at"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 0)
+        share = self.gpu_memory_utilization
+        if not (isinstance(share, float | int) and math.isfinite(share) and 0 < share <= 1):
+            raise ConfigError(f"gpu_memory_utilization: {share!r} is not above 0 and at most 1")
+        for name, allowed in (("on_overflow", Overflow), ("admit", Admit)):
+            value = getattr(self, name)
+            if value not in get_args(allowed):
+                known = ", ".join(get_args(allowed))
+                raise ConfigError(f"{name}: {value!r} is not one of {known}")
+
+    @property
+    def placement(self) -> bool:
+        """True if chunks must have names and operations must be carried out one by one."""
+        return self.log or self.check or self.fail_at is not None
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The options' names, in their order."""
+        return [option.name for option in fields(cls)]
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{name}: {value!r} is not a whole number of at least {least}")
