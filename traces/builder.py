@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from vtsim.errors import TraceFormatError
 from vtsim.request import NO_ARRIVAL, IntArray, ReadReport, Tick, Trace
 from vtsim.traces.number import MAX_TICK, seconds_text
+from vtsim.traces.waits import inherit_keys
 
 if TYPE_CHECKING:
+    from vtsim.traces.schedule import Schedule
     from vtsim.traces.source import Source
 
 
@@ -172,6 +174,32 @@ class TraceBuilder:
             self._run_first.append(first)
             self._run_count.append(expected - first)
 
+    def schedule_untimed(self, schedule: Schedule | None, *, else_at_start: bool = False) -> None:
+        """Gives arrivals to the rows that have none and wait for nobody, in file order.
+
+        Without a schedule that is an error, as nothing says when they come, or with
+        `else_at_start` (files that are sent at once by their nature) 0, said in a warning.
+        """
+        untimed = [r for r, a in enumerate(self.arrivals) if a is None and r not in self._after]
+        if not untimed:
+            return
+        assert self.quantum == 1 and isinstance(self.arrivals, list)
+        if schedule is not None:
+            times = schedule.times(len(untimed)).tolist()
+            self.report.arrivals_made = str(schedule)
+        elif else_at_start:
+            times = [0] * len(untimed)
+            self.warn("the file states no arrivals: all at 0 (--rate spreads them)")
+            self.report.arrivals_made = "all at 0"
+        else:
+            raise TraceFormatError(
+                "states no arrivals; say how requests arrive: --rate N "
+                "[--arrival poisson|gamma|uniform] [--seed N]",
+                path=self.source.path,
+            )
+        for row, time in zip(untimed, times, strict=True):
+            self.arrivals[row] = time
+
     def finish(self) -> Trace:
         """The trace. Raises TraceFormatError when no row is left or times do not fit 64 bits."""
         rows = len(self.prompts)
@@ -229,7 +257,15 @@ class TraceBuilder:
             base = min(known)
             self._check_span(max(known) - base)
             listed = [-1 if a is None else a - base for a in self.arrivals]
-            self._close_loop(listed)
+            try:
+                inherit_keys(listed, self._after)
+            except ValueError as error:
+                row = error.args[0]
+                raise TraceFormatError(
+                    f"request {self._ids.get(row, row)!r} waits for itself",
+                    path=self.source.path,
+                    field="after",
+                ) from None
             if len(known) < len(listed):
                 waiting = np.array([a is None for a in self.arrivals], dtype=bool)
             keys = np.array(listed, dtype=np.int64)
@@ -242,33 +278,6 @@ class TraceBuilder:
                 f"{seconds_text(MAX_TICK)} s that 64-bit picoseconds hold",
                 path=self.source.path,
             )
-
-    def _close_loop(self, keys: list[int]) -> None:
-        """Fills the keys of waiting rows; a circle of waits is an error."""
-        state: dict[int, int] = {}
-        for start in self._after:
-            stack = [start]
-            while stack:
-                row = stack[-1]
-                if row not in self._after or state.get(row) == 2:
-                    stack.pop()
-                    continue
-                parents = self._after[row]
-                if state.get(row) == 1:
-                    keys[row] = max(keys[p] for p in parents)
-                    state[row] = 2
-                    stack.pop()
-                    continue
-                state[row] = 1
-                for parent in parents:
-                    if state.get(parent) == 1:
-                        raise TraceFormatError(
-                            f"request {self._ids.get(parent, parent)!r} waits for itself",
-                            path=self.source.path,
-                            field="after",
-                        )
-                    if parent in self._after and state.get(parent) != 2:
-                        stack.append(parent)
 
     def _columns(self, arrival: IntArray, order: IntArray | None) -> Trace:
         rows = len(arrival)

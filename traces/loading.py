@@ -1,4 +1,4 @@
-"""`load`: from a path to a `Trace`: open, detect, read, then limit and speed."""
+"""`load`: from a path to a `Trace`: open, detect, read, then choose requests and pace them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from pathlib import Path
 
 from vtsim.errors import ConfigError
 from vtsim.request import Trace
+from vtsim.traces.ids import MAX_BLOCK
+from vtsim.traces.pace import cap_idle, repeat, reschedule, scale_speed, scale_to_rate
 from vtsim.traces.registry import ReadOptions, detect, get_reader
+from vtsim.traces.schedule import Schedule
 from vtsim.traces.source import Source
-from vtsim.traces.transform import limit_requests, scale_speed
+from vtsim.traces.transform import apply_max_context, limit_requests, limit_rows, window
+
+LIMITS = {"session": limit_requests, "row": limit_rows}
 
 
 def load(
@@ -19,15 +24,31 @@ def load(
     from_format: str | None = None,
     speed: float | str | Decimal | Fraction = 1.0,
     limit: int | None = None,
+    limit_by: str = "session",
     block_size: int | None = None,
+    window_s: tuple[float, float] | None = None,
+    max_context: int | None = None,
+    on_overflow: str = "reject",
+    idle_cap_s: float | None = None,
+    rate: float | None = None,
+    arrival: str | None = None,
+    cv: float = 2.0,
+    seed: int = 0,
+    repeats: int = 1,
     **options: object,
 ) -> Trace:
     """Reads a trace file of any known format.
 
-    `from_format` overrides detection (names: `reader_names()`). `block_size` says how many tokens a
-    hash id stands for where the file does not. `limit` keeps the first requests, by arrival, in
-    whole sessions. `speed` divides arrivals (2 = twice as fast), rounded once to a picosecond;
-    waits of closed-loop requests keep their length. `options` are the reader's own.
+    `from_format` overrides detection (names: `reader_names()`); `block_size` says how many tokens a
+    hash id stands for where the file does not; `options` are the reader's own.
+
+    Then, in this order: `window_s` keeps conversations that start in [a, b) seconds; `limit` the
+    first requests, in whole conversations (`limit_by="row"`: cutting them); `max_context` finds
+    those too long (`on_overflow`: reject, drop, error); `idle_cap_s` shortens gaps and waits;
+    `rate` scales the trace to a mean rate, or with `arrival` (poisson, gamma with `cv`, uniform)
+    draws the starts of conversations anew from `seed`; `speed` divides arrivals (2 = twice as
+    fast), rounded once to a picosecond; `repeats` appends copies that share nothing. A file without
+    arrivals gets them from `rate`, `arrival` (poisson) and `seed`.
 
     Raises TraceFormatError for what is wrong with the file, ConfigError for options.
     """
@@ -38,9 +59,23 @@ def load(
     if unknown:
         known = ", ".join(reader.options) or "none"
         raise ConfigError(f"format {reader.name} has no option {unknown[0]!r}; it has: {known}")
-    if block_size is not None and not 1 <= block_size <= 2**20:
-        raise ConfigError(f"block size {block_size} is not between 1 and {2**20}")
-    trace = reader.read(source, ReadOptions(block_size, given))
+    if block_size is not None and not 1 <= block_size <= MAX_BLOCK:
+        raise ConfigError(f"block size {block_size} is not between 1 and {MAX_BLOCK}")
+    if limit_by not in LIMITS:
+        raise ConfigError(f"limit by {limit_by!r} is not one of {', '.join(LIMITS)}")
+    if arrival is not None and rate is None:
+        raise ConfigError("arrival needs a rate")
+    schedule = None if rate is None else Schedule(rate, arrival or "poisson", cv, seed)
+    trace = reader.read(source, ReadOptions(block_size, schedule, given))
+    if window_s is not None:
+        trace = window(trace, *window_s)
     if limit is not None:
-        trace = limit_requests(trace, limit)
-    return scale_speed(trace, speed)
+        trace = LIMITS[limit_by](trace, limit)
+    if max_context is not None:
+        trace = apply_max_context(trace, max_context, on_overflow)
+    if idle_cap_s is not None:
+        trace = cap_idle(trace, idle_cap_s)
+    if rate is not None and not trace.report.arrivals_made:
+        assert schedule is not None
+        trace = reschedule(trace, schedule) if arrival else scale_to_rate(trace, rate)
+    return repeat(scale_speed(trace, speed), repeats)

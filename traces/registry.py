@@ -17,6 +17,7 @@ from typing import Protocol
 
 from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import Trace
+from vtsim.traces.schedule import Schedule
 from vtsim.traces.source import Source
 
 GROUP = "vtsim.readers"
@@ -34,6 +35,8 @@ class ReadOptions:
     """What a user may tell a reader. `named` holds the options that the reader declares."""
 
     block_size: int | None = None
+    schedule: Schedule | None = None
+    """How requests without an arrival are to arrive."""
     named: Mapping[str, object] = field(default_factory=dict)
 
     def text(self, name: str, default: str, allowed: tuple[str, ...]) -> str:

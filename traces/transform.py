@@ -1,4 +1,4 @@
-"""Changes to a whole trace after it is read: which requests, and how fast they come.
+"""Which requests of a trace are kept, and in what order.
 
 Nothing is left out silently: every row that goes is counted by reason in the report.
 """
@@ -8,30 +8,30 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from decimal import Decimal
 from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
 
-from vtsim.errors import ConfigError
-from vtsim.request import NO_ARRIVAL, IntArray, Trace
+from vtsim.errors import ConfigError, TraceFormatError
+from vtsim.request import NO_ARRIVAL, TICKS_PER_S, IntArray, Trace
 from vtsim.traces.number import MAX_TICK
+from vtsim.traces.waits import inherit_keys
 
 V = TypeVar("V")
+OVERFLOW_MODES = ("reject", "drop", "error")
 
 
 def select(trace: Trace, rows: IntArray, reason: str) -> Trace:
     """The trace of `rows` (ascending), arrivals relative to the first of them.
 
-    The others are counted as dropped for `reason`. A row whose `after` goes is taken to wait for
-    nothing any more: callers keep sessions whole, or say so. ConfigError if no row is left.
+    The others are counted as dropped for `reason`. ConfigError if no row is left, or one that is
+    waits for one that is not.
     """
     if len(rows) == 0:
         raise ConfigError(f"{trace.name}: no requests left ({len(trace)} dropped: {reason})")
     if len(rows) == len(trace):
         return trace
-    place = {int(row): i for i, row in enumerate(rows)}
     lost = len(trace) - len(rows)
     report = dataclasses.replace(
         trace.report,
@@ -39,32 +39,39 @@ def select(trace: Trace, rows: IntArray, reason: str) -> Trace:
         dropped={**trace.report.dropped, reason: trace.report.dropped.get(reason, 0) + lost},
         warnings=list(trace.report.warnings),
     )
+    cut = take(dataclasses.replace(trace, report=report), rows)
+    timed = cut.arrival != NO_ARRIVAL
+    if not timed.any():
+        raise ConfigError(f"{trace.name}: no request that is left has an arrival")
+    first = int(cut.arrival[timed].min())
+    cut.arrival[timed] -= first
+    report.removed_offset_s += first / TICKS_PER_S
+    return cut
+
+
+def take(trace: Trace, rows: IntArray) -> Trace:
+    """The requests `rows`, in that order, unchanged. ConfigError if one waits for a row that is
+    not among them."""
+    place = {row: i for i, row in enumerate(rows.tolist())}
+    numbered = not trace.ids and bool((rows == np.arange(len(rows))).all())
     lengths = np.diff(trace.run_offsets)[rows]
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     runs = np.repeat(trace.run_offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    arrival = trace.arrival[rows].copy()
     after: dict[int, tuple[int, ...]] = {}
     for row, parents in trace.after.items():
         if row in place:
-            kept = tuple(place[p] for p in parents if p in place)
-            if kept:
-                after[place[row]] = kept
-            else:
+            if not all(parent in place for parent in parents):
                 raise ConfigError(
                     f"{trace.name}: request {trace.id_of(row)!r} waits for requests cut off"
                 )
-    timed = arrival != NO_ARRIVAL
-    if timed.any():
-        first = int(arrival[timed].min())
-        arrival[timed] -= first
-        report.removed_offset_s += first / 10**12
+            after[place[row]] = tuple(place[parent] for parent in parents)
 
     def kept_of(column: Mapping[int, V]) -> dict[int, V]:
         return {place[row]: value for row, value in column.items() if row in place}
 
     return dataclasses.replace(
         trace,
-        arrival=arrival,
+        arrival=trace.arrival[rows],
         prompt_tokens=trace.prompt_tokens[rows],
         output_tokens=trace.output_tokens[rows],
         priority=trace.priority[rows],
@@ -73,12 +80,11 @@ def select(trace: Trace, rows: IntArray, reason: str) -> Trace:
         run_offsets=offsets,
         run_first=trace.run_first[runs],
         run_count=trace.run_count[runs],
-        ids=tuple(trace.id_of(int(row)) for row in rows),
+        ids=() if numbered else tuple(trace.id_of(row) for row in rows.tolist()),
         after=after,
         wait=kept_of(trace.wait),
         recorded=kept_of(trace.recorded),
         extra=kept_of(trace.extra),
-        report=report,
     )
 
 
@@ -133,38 +139,88 @@ def limit_requests(trace: Trace, limit: int) -> Trace:
     return select(trace, np.flatnonzero(keep[group]), "limit")
 
 
-def scale_speed(trace: Trace, speed: float | str | Decimal | Fraction) -> Trace:
-    """Divides arrivals by `speed`, rounding once (half to even) to a picosecond.
-
-    Acts on the trace's clock only: waits of closed-loop requests, a user's or a tool's time, stay.
-    """
-    factor = speed_factor(speed)
-    if factor == 1:
+def limit_rows(trace: Trace, limit: int) -> Trace:
+    """The first `limit` requests by arrival, even if that cuts conversations; said in a warning."""
+    if limit < 1:
+        raise ConfigError(f"limit {limit}: must be at least 1")
+    if limit >= len(trace):
         return trace
-    top, bottom = factor.numerator, factor.denominator
-    arrival = trace.arrival.copy()
-    timed = np.flatnonzero(arrival != NO_ARRIVAL)
-    last = int(arrival[timed].max()) if len(timed) else 0
-    if last * bottom > MAX_TICK * top:
-        raise ConfigError(f"speed {speed}: the trace becomes longer than 64-bit picoseconds hold")
-    if last * bottom * 2 < MAX_TICK and top * 2 < MAX_TICK:
-        product = arrival[timed] * bottom
-        whole, rest = np.divmod(product, top)
-        up = (2 * rest > top) | ((2 * rest == top) & (whole % 2 == 1))
-        arrival[timed] = whole + up
-    else:
-        arrival[timed] = [round(Fraction(a * bottom, top)) for a in arrival[timed].tolist()]
-    return dataclasses.replace(trace, arrival=arrival)
+    cut = select(trace, np.arange(limit, dtype=np.int64), "limit")
+    group = groups(trace)
+    broken = len(np.intersect1d(group[:limit], group[limit:]))
+    if broken:
+        cut.report.warnings.append(f"limit cuts {broken} conversations short")
+    return cut
 
 
-def speed_factor(speed: float | str | Decimal | Fraction) -> Fraction:
-    """`speed` as the decimal number that was written; ConfigError unless positive and finite."""
-    try:
-        if isinstance(speed, float) and not math.isfinite(speed):
-            raise ValueError
-        factor = Fraction(repr(speed) if isinstance(speed, float) else speed)
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"speed {speed}: not a positive number") from None
-    if factor <= 0:
-        raise ConfigError(f"speed {speed}: not a positive number")
-    return factor
+def window(trace: Trace, start_s: float, end_s: float) -> Trace:
+    """Conversations that start in [start_s, end_s) of the trace's clock, whole."""
+    if not (math.isfinite(start_s) and start_s >= 0 and end_s > start_s):
+        raise ConfigError(f"window {start_s}:{end_s}: wanted is 0 <= start < end, in seconds")
+    begin = round(Fraction(repr(float(start_s))) * TICKS_PER_S)
+    end = MAX_TICK
+    if math.isfinite(end_s):
+        end = min(round(Fraction(repr(float(end_s))) * TICKS_PER_S), MAX_TICK)
+    group = groups(trace)
+    starts = trace.arrival[group]
+    return select(trace, np.flatnonzero((starts >= begin) & (starts < end)), "outside_window")
+
+
+def reorder(trace: Trace) -> Trace:
+    """Puts rows in time order again (stable), waiting rows behind the row that precedes them in
+    their conversation."""
+    keys = trace.arrival
+    if trace.after:
+        listed = keys.tolist()
+        inherit_keys(listed, trace.after)
+        keys = np.array(listed, dtype=np.int64)
+    if bool((keys[1:] >= keys[:-1]).all()):
+        return trace
+    return take(trace, np.argsort(keys, kind="stable"))
+
+
+def overflow(trace: Trace, max_context: int) -> dict[int, str]:
+    """Row -> reason, of the requests that do not fit into `max_context` tokens."""
+    if max_context < 1:
+        raise ConfigError(f"max context {max_context}: must be at least 1")
+    total = trace.prompt_tokens + trace.output_tokens
+    reasons: dict[int, str] = {}
+    for row in np.flatnonzero(total > max_context).tolist():
+        prompt = int(trace.prompt_tokens[row])
+        reasons[row] = (
+            f"prompt {prompt} > {max_context}"
+            if prompt > max_context
+            else f"prompt+output {int(total[row])} > {max_context}"
+        )
+    return reasons
+
+
+def apply_max_context(trace: Trace, max_context: int, mode: str = "reject") -> Trace:
+    """What becomes of requests over `max_context`: `reject` keeps them, marked in
+    `extra.overflow` and counted in a warning; `drop` drops and counts them; `error` is a
+    TraceFormatError for the first."""
+    if mode not in OVERFLOW_MODES:
+        raise ConfigError(f"on-overflow {mode!r} is not one of {', '.join(OVERFLOW_MODES)}")
+    reasons = overflow(trace, max_context)
+    if not reasons:
+        return trace
+    first = min(reasons)
+    if mode == "error":
+        raise TraceFormatError(
+            f"request {trace.id_of(first)!r} does not fit: {reasons[first]}", path=trace.name
+        )
+    if mode == "drop":
+        keep = np.ones(len(trace), dtype=bool)
+        keep[list(reasons)] = False
+        return select(trace, np.flatnonzero(keep), "over_max_context")
+    extra = dict(trace.extra)
+    for row, reason in reasons.items():
+        extra[row] = {**extra.get(row, {}), "overflow": reason}
+    report = dataclasses.replace(
+        trace.report,
+        warnings=[
+            *trace.report.warnings,
+            f"{len(reasons)} requests do not fit into {max_context} tokens (extra.overflow)",
+        ],
+    )
+    return dataclasses.replace(trace, extra=extra, report=report)

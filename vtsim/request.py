@@ -42,6 +42,8 @@ class ReadReport:
     removed_offset_s: float = 0.0
     """Time stamp of the first kept request, subtracted from all."""
     format: str = ""
+    arrivals_made: str = ""
+    """What drew the arrivals, where the file states none or others were asked for."""
     warnings: list[str] = field(default_factory=list)
 
 
