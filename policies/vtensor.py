@@ -1,0 +1,622 @@
+"""vtensor: the paper's memory manager. Contiguous in virtual memory, 2 MiB chunks mapped behind it.
+
+Create maps the prompt's chunks, extend maps ahead of decoding, release hands the vTensor to retire
+(its kernels may still read it), and lazy deallocation keeps chunks pooled, parked or recorded until
+they are needed or trimmed. All decisions are made on counts of units (one chunk in each arena);
+`vtsim.memory.placement` follows with the chunks' names where they are wanted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal
+
+from sortedcontainers import SortedList
+
+from vtsim.errors import ConfigError, InvariantError
+from vtsim.memory.extents import Extent, ExtentTree
+from vtsim.memory.growth import Growth
+from vtsim.memory.physical import ChunkPool
+from vtsim.memory.placement import Placement
+from vtsim.memory.prefixes import PrefixTree, Record
+from vtsim.memory.radix import tokens_of
+from vtsim.plan import (
+    KINDS,
+    NO_MATCH,
+    NOTHING,
+    Keep,
+    Match,
+    MemoryUsage,
+    OpKind,
+    Phase,
+    Plan,
+    Shortage,
+)
+from vtsim.policies.base import Policy
+from vtsim.ports import Batch, DeviceInfo, Headroom
+from vtsim.request import Run, Sequence
+from vtsim.spec import KVLayout, ModelSpec, check_chunk_bytes
+
+CREATE, DESTROY, MAP, UNMAP, COPY = (
+    OpKind.CREATE,
+    OpKind.DESTROY,
+    OpKind.MAP,
+    OpKind.UNMAP,
+    OpKind.COPY,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VTensorParameters:
+    """`retain_bytes` None is 5 % of the limit. `adopt`: which parked vTensor a create takes."""
+
+    layout: Literal["token_major", "kv_split", "per_layer"] = "token_major"
+    chunk: int = 2 << 20
+    initial_tokens: int = 0
+    lookahead: int = 1
+    release: Literal["unmap", "park"] = "unmap"
+    retain: Literal["all", "watermark", "none"] = "all"
+    retain_bytes: int | None = None
+    adopt: Literal["best", "newest", "lowest"] = "best"
+    prefix_cache: bool = True
+    tail: Literal["copy", "recompute"] = "copy"
+
+    def __post_init__(self) -> None:
+        for name in ("initial_tokens", "lookahead"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"vtensor.{name}: must be >= 0, got {getattr(self, name)}")
+        if self.retain_bytes is not None and self.retain_bytes < 0:
+            raise ConfigError(f"vtensor.retain_bytes: must be >= 0, got {self.retain_bytes}")
+
+
+@dataclass(slots=True)
+class VTensor:
+    """A sequence's slot and page table: `shared` units of a recorded prefix, then its own."""
+
+    slot: int
+    leaf: Extent | None
+    shared: int
+    mapped: int
+    """Units, shared ones included; while it decodes `Growth` counts."""
+    tokens: int
+
+
+@dataclass(slots=True)
+class Recorded:
+    """A record's page table."""
+
+    slot: int
+    leaf: Extent | None
+    units: int
+
+
+@dataclass(slots=True)
+class Leaving:
+    """A released vTensor that kernels up to `step` may still read."""
+
+    step: int
+    vtensor: VTensor
+    content: tuple[Run, ...]
+    """What to record of it; () for nothing."""
+
+
+class VTensorPolicy(Policy):
+    """docs/names.md maps the paper's names (VTM, vSet, pSet, rTree, ...) to this code."""
+
+    name = "vtensor"
+    summary = "vTensor / FlexInfer: chunks mapped on demand behind contiguous virtual memory"
+    parameters_type = VTensorParameters
+    kernels = ("flash",)
+    options: VTensorParameters
+
+    def kv_layout(self, model: ModelSpec, tp: int, max_model_len: int) -> KVLayout:
+        options = self.options
+        longest = max_model_len + self._lead() + options.initial_tokens
+        return KVLayout.build(model, tp, options.layout, options.chunk, longest)
+
+    def _lead(self) -> int:
+        """Tokens mapped ahead: a plan submitted when step t starts is for step t + 1, so looking
+        ahead by one needs no more than the step itself does."""
+        return max(0, self.options.lookahead - 1)
+
+    def setup(self, device: DeviceInfo, kv: KVLayout, limit_bytes: int) -> Plan:
+        check_chunk_bytes(kv.chunk_bytes, device.granularity_bytes)
+        options = self.options
+        self.kv = kv
+        self.lookahead = options.lookahead
+        self.limit_bytes = limit_bytes
+        self._arenas = kv.arenas
+        self._unit_bytes = kv.unit_bytes
+        self._lead_tokens = self._lead()
+        self._pool = ChunkPool(limit_bytes // kv.unit_bytes)
+        self._growth = Growth(
+            kv.period_tokens, kv.crossings, kv.units, self._lead_tokens, self.placement
+        )
+        self._extents = ExtentTree()
+        self._prefixes = PrefixTree()
+        self._vset: dict[int, VTensor] = {}  # of running sequences
+        self._leaving: list[Leaving] = []
+        self._parked: OrderedDict[int, int] = OrderedDict()  # slot -> units, oldest first
+        self._parked_by_size: SortedList[tuple[int, int]] = SortedList()  # (units, slot)
+        self._parked_units = 0
+        self._slots = kv.slots(device.va_bytes)
+        self._next_slot = 0
+        self._free_slots: list[int] = []
+        self._own_units = 0  # of running and leaving sequences, beyond what they share
+        self._shared_units = 0  # of the same, shared ones counted by each
+        self._still_tokens = 0  # of prompts in progress and leaving sequences
+        self._leaving_units = 0
+        retain = options.retain_bytes
+        self._retain_units = (
+            (limit_bytes // 20 if retain is None else retain) // kv.unit_bytes
+        )
+        self._placed = Placement(kv.arenas, kv.chunk_bytes) if self.placement else None
+        if self._slots < 1:
+            raise ConfigError(
+                f"one slot of {kv.slot_bytes} B does not fit {device.va_bytes} B of addresses"
+            )
+        plan = Plan(Phase.SETUP, chunk_bytes=kv.chunk_bytes)
+        plan.counts[OpKind.RESERVE] = self._arenas
+        if self._placed is not None:
+            self._placed.reserve(OpKind.RESERVE, self._slots * kv.slot_stride_bytes)
+        return self._close(plan)
+
+    def _close(self, plan: Plan) -> Plan:
+        if self._placed is not None:
+            plan.operations = self._placed.drain()
+        return plan
+
+    # -- match and create -------------------------------------------------------------------------
+
+    def match(self, seq: Sequence) -> Match:
+        if not seq.content or not self._prefixes.records:
+            return NO_MATCH
+        tokens, record = self._prefixes.match(seq.content)
+        tokens = min(tokens, seq.prompt_tokens - 1)
+        if self.options.tail == "recompute":
+            tokens = self.kv.unit_tokens(self.kv.shared_boundary_units(tokens))
+        return Match(tokens, record) if tokens > 0 else NO_MATCH
+
+    def create(
+        self, seq: Sequence, match: Match, tokens: int, whole_tokens: int
+    ) -> Plan | Shortage:
+        kv = self.kv
+        held = match.tokens + tokens
+        record: Record | None = match.handle
+        shared = kv.full_units(match.tokens)
+        units = kv.units(held + self._ahead(seq, held))
+        available = self._pool.available + self._parked_units + self._extents.record_units
+        if record is not None:
+            available -= self._extents.idle_units(record.payload.leaf)
+        missing = max(units, kv.units(whole_tokens)) - shared - available
+        no_slot = self._slot_shortage(record)
+        if missing > 0 or no_slot:
+            return Shortage(
+                max(0, missing) * self._unit_bytes,
+                no_slot,
+                self._leaving_units * self._unit_bytes,
+                len(self._leaving),
+            )
+        plan = Plan(Phase.CREATE, chunk_bytes=kv.chunk_bytes)
+        leaf = None
+        if record is not None:
+            self._prefixes.touch(record)
+            if shared:
+                leaf = self._extents.branch(record.payload.leaf, shared)
+                self._extents.hold(leaf)
+        adopted = self._adopt(units) if self._parked and record is None else None
+        if adopted is None:
+            slot, mapped = self._new_slot(plan, record), shared
+        else:
+            slot, mapped = adopted
+        vtensor = VTensor(slot, leaf, shared, mapped, 0)
+        if record is not None:
+            self._share(plan, vtensor, record, match.tokens)
+        self._vset[seq.index] = vtensor
+        self._shared_units += shared
+        self._own_units += mapped - shared
+        self._map(plan, vtensor, units, record)
+        self._still_tokens += held
+        vtensor.tokens = held
+        self._decode_if_complete(seq, vtensor)
+        return self._close(plan)
+
+    def extend_prompt(self, seq: Sequence, tokens: int) -> Plan | Shortage:
+        vtensor = self._vset[seq.index]
+        held = vtensor.tokens + tokens
+        units = self.kv.units(held + self._ahead(seq, held))
+        missing = units - vtensor.mapped - self._reach()
+        if missing > 0:
+            return self._shortage(missing)
+        plan = Plan(Phase.PREFILL, chunk_bytes=self.kv.chunk_bytes)
+        self._map(plan, vtensor, units, None)
+        vtensor.tokens = held
+        self._still_tokens += tokens
+        self._decode_if_complete(seq, vtensor)
+        return self._close(plan)
+
+    def _ahead(self, seq: Sequence, held: int) -> int:
+        """Tokens to map beyond those held: none before the prompt's last chunk."""
+        if held < seq.prompt_tokens:
+            return 0
+        return self._lead_tokens + self.options.initial_tokens
+
+    def _share(self, plan: Plan, vtensor: VTensor, record: Record, tokens: int) -> None:
+        """Map the record's full units and copy the rest of the match."""
+        source: Recorded = record.payload
+        shared = vtensor.shared
+        plan.counts[MAP] += shared * self._arenas
+        if self._placed is not None:
+            self._placed.share(vtensor.slot, source.slot, shared)
+        tail_bytes = tokens * self.kv.token_bytes - shared * self._unit_bytes
+        if tail_bytes:
+            self._map(plan, vtensor, self.kv.units(tokens), record)
+            plan.counts[COPY] += self._arenas
+            plan.copied_bytes += tail_bytes
+            if self._placed is not None:
+                offset = shared * self.kv.chunk_bytes
+                each = tail_bytes // self._arenas
+                self._placed.copy(vtensor.slot, source.slot, offset, each)
+
+    def _map(self, plan: Plan, vtensor: VTensor, units: int, pinned: Record | None) -> None:
+        """Map `vtensor` up to `units`, evicting anything idle but `pinned`."""
+        need = units - vtensor.mapped
+        if need <= 0:
+            return
+        self._take(plan, need, pinned)
+        if self._placed is not None:
+            self._placed.map_new(vtensor.slot, need)
+        vtensor.mapped = units
+
+    def _take(self, plan: Plan, units: int, pinned: Record | None) -> None:
+        while units > self._pool.available:
+            self._evict(plan, pinned)
+        plan.counts[CREATE] += self._pool.take(units) * self._arenas
+        plan.counts[MAP] += units * self._arenas
+        self._own_units += units
+
+    def _decode_if_complete(self, seq: Sequence, vtensor: VTensor) -> None:
+        if vtensor.tokens >= seq.prompt_tokens:
+            self._still_tokens -= vtensor.tokens
+            self._growth.join(
+                seq.index,
+                vtensor.tokens,
+                vtensor.mapped,
+                self.kv.unit_tokens(vtensor.mapped),
+                seq.order,
+            )
+
+    # -- extend -----------------------------------------------------------------------------------
+
+    def extend(self, batch: Batch, steps: int = 1) -> Plan | Shortage:
+        growth = self._growth
+        need = growth.demand(steps)
+        if not need:
+            growth.advance(steps)
+            return NOTHING
+        missing = need - self._reach()
+        if missing > 0:
+            return self._shortage(missing)
+        plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes, steps=steps)
+        if self._placed is not None or need > self._pool.available:
+            for due in range(steps):
+                self._extend_once(plan, due)
+            return self._close(plan)
+        if steps > 1:
+            last = need - growth.demand(steps - 1)
+            peak = growth.peak(steps)
+        self._take(plan, need, None)
+        if steps > 1:
+            new = plan.counts[CREATE] // self._arenas
+            plan.peak = self._counts(min(peak, new), peak)
+            plan.last = self._counts(min(last, new), last)
+        growth.advance(steps)
+        return plan
+
+    def _extend_once(self, plan: Plan, due: int) -> None:
+        """One step of `extend`: evictions fall due with the units they make room for."""
+        growth = self._growth
+        if self._placed is None:
+            self._take(plan, growth.demand(1), None)
+        else:
+            for _, member, units in growth.crossing():
+                self._take(plan, units, None)
+                self._placed.map_new(self._vset[member].slot, units, due)
+        growth.advance(1)
+
+    def _counts(self, new: int, units: int) -> list[int]:
+        counts = [0] * KINDS
+        counts[CREATE] = new * self._arenas
+        counts[MAP] = units * self._arenas
+        return counts
+
+    def headroom(self, batch: Batch, at_most: int) -> Headroom:
+        growth = self._growth
+        steps = growth.within(self._pool.available, min(at_most, growth.until_wake()))
+        if steps == 0:
+            return Headroom(0)
+        peak = growth.peak(steps)
+        if not peak:
+            return Headroom(steps)
+        new = peak if growth.demand(steps) > self._pool.pooled else 0
+        return Headroom(steps, self._counts(new, peak))
+
+    # -- release and retire -----------------------------------------------------------------------
+
+    def release(self, seq: Sequence, keep: Keep, step: int) -> Plan:
+        vtensor = self._vset.pop(seq.index)
+        if seq.index in self._growth:
+            vtensor.tokens, vtensor.mapped = self._growth.leave(seq.index)
+            self._still_tokens += vtensor.tokens
+        content: tuple[Run, ...] = ()
+        if keep is Keep.RECORD and self.options.prefix_cache and self.options.retain != "none":
+            content = seq.content + seq.output_content
+        self._leaving.append(Leaving(step, vtensor, content))
+        self._leaving_units += vtensor.mapped - vtensor.shared
+        return NOTHING
+
+    def retire(self, step: int) -> Plan:
+        if not self._leaving:
+            return NOTHING
+        ended = [leaving for leaving in self._leaving if leaving.step <= step]
+        if not ended:
+            return NOTHING
+        self._leaving = [leaving for leaving in self._leaving if leaving.step > step]
+        plan = Plan(Phase.RETIRE, chunk_bytes=self.kv.chunk_bytes)
+        for leaving in ended:
+            vtensor = leaving.vtensor
+            own = vtensor.mapped - vtensor.shared
+            self._own_units -= own
+            self._leaving_units -= own
+            self._shared_units -= vtensor.shared
+            self._still_tokens -= vtensor.tokens
+            if not self._record(plan, vtensor, leaving.content):
+                self._let_go(plan, vtensor)
+        self._retain(plan)
+        return self._close(plan)
+
+    def _record(self, plan: Plan, vtensor: VTensor, content: tuple[Run, ...]) -> bool:
+        """Keep what is known of a vTensor's content for later matches; the rest is pooled."""
+        tokens = min(tokens_of(content), vtensor.tokens) if content else 0
+        if self.options.tail == "recompute":
+            tokens = self.kv.unit_tokens(self.kv.shared_boundary_units(tokens))
+        if tokens <= 0:
+            return False
+        covering = self._prefixes.covers(content, tokens)
+        if covering is not None:
+            self._prefixes.touch(covering)
+            return False
+        units = self.kv.units(tokens)
+        leaf = vtensor.leaf
+        if units > vtensor.shared:
+            leaf = Extent(vtensor.shared, units, vtensor.leaf)
+        surplus = vtensor.mapped - units
+        plan.counts[UNMAP] += surplus * self._arenas
+        self._pool.give(surplus)
+        if self._placed is not None:
+            self._placed.unmap(vtensor.slot, units)
+        self._extents.record(leaf)
+        self._extents.drop(vtensor.leaf)
+        self._prefixes.insert(content, tokens, Recorded(vtensor.slot, leaf, units))
+        return True
+
+    def _let_go(self, plan: Plan, vtensor: VTensor) -> None:
+        """Park a vTensor as it is, or unmap it and pool its units."""
+        if self._parks and not vtensor.shared and vtensor.mapped:
+            self._parked[vtensor.slot] = vtensor.mapped
+            self._parked_by_size.add((vtensor.mapped, vtensor.slot))
+            self._parked_units += vtensor.mapped
+            return
+        freed = vtensor.mapped - vtensor.shared + self._extents.drop(vtensor.leaf)
+        self._unmap_all(plan, vtensor.slot, vtensor.mapped, freed)
+
+    @property
+    def _parks(self) -> bool:
+        return self.options.release == "park" and self.options.retain != "none"
+
+    def _unmap_all(self, plan: Plan, slot: int, units: int, freed: int) -> None:
+        plan.counts[UNMAP] += units * self._arenas
+        self._pool.give(freed)
+        self._free_slots.append(slot)
+        if self._placed is not None:
+            self._placed.unmap(slot, 0)
+
+    def _retain(self, plan: Plan) -> None:
+        """Give back what lazy deallocation may not keep."""
+        retain = self.options.retain
+        if retain == "all":
+            return
+        most = 0 if retain == "none" else self._retain_units
+        while True:
+            excess = self._idle_units() - most
+            if excess <= 0:
+                return
+            if not self._pool.pooled:
+                self._evict(plan, None)
+                continue
+            self._destroy(plan, min(excess, self._pool.pooled))
+
+    def _idle_units(self) -> int:
+        return self._pool.pooled + self._parked_units + self._extents.record_units
+
+    def _destroy(self, plan: Plan, units: int) -> None:
+        plan.counts[DESTROY] += units * self._arenas
+        self._pool.destroy(units)
+        if self._placed is not None:
+            self._placed.destroy(units)
+
+    def _evict(self, plan: Plan, pinned: Record | None) -> None:
+        """Unmap the oldest parked vTensor, or else the least recently used record."""
+        if self._parked:
+            slot, units = next(iter(self._parked.items()))
+            self._unpark(slot)
+            self._unmap_all(plan, slot, units, units)
+            return
+        record = self._prefixes.oldest(but=pinned)
+        assert record is not None, "nothing left to evict: the caller did not check"
+        self._prefixes.remove(record)
+        table: Recorded = record.payload
+        self._unmap_all(plan, table.slot, table.units, self._extents.forget(table.leaf))
+
+    # -- slots ------------------------------------------------------------------------------------
+
+    def _slot_shortage(self, pinned: Record | None) -> int:
+        """1 if no slot is free nor can be made free."""
+        if self._free_slots or self._next_slot < self._slots or self._parked:
+            return 0
+        return 0 if self._prefixes.oldest(but=pinned) is not None else 1
+
+    def _new_slot(self, plan: Plan, pinned: Record | None) -> int:
+        if not self._free_slots and self._next_slot == self._slots:
+            self._evict(plan, pinned)
+        if self._free_slots:
+            return self._free_slots.pop()
+        self._next_slot += 1
+        return self._next_slot - 1
+
+    def _adopt(self, units: int) -> tuple[int, int]:
+        """The parked vTensor that a create of `units` takes over: (slot, units mapped)."""
+        rule = self.options.adopt
+        if rule == "newest":
+            slot = next(reversed(self._parked))
+        elif rule == "lowest":
+            slot = min(self._parked)
+        else:
+            at = self._parked_by_size.bisect_left((units, -1))
+            slot = self._parked_by_size[min(at, len(self._parked_by_size) - 1)][1]
+        return slot, self._unpark(slot)
+
+    def _unpark(self, slot: int) -> int:
+        units = self._parked.pop(slot)
+        self._parked_by_size.remove((units, slot))
+        self._parked_units -= units
+        return units
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    def _reach(self) -> int:
+        """Units that can be had: pooled, creatable, and all that is idle."""
+        return self._pool.available + self._parked_units + self._extents.record_units
+
+    def _shortage(self, missing: int) -> Shortage:
+        return Shortage(
+            missing * self._unit_bytes, pending_bytes=self._leaving_units * self._unit_bytes
+        )
+
+    def set_limit(self, limit_bytes: int) -> Plan | Shortage:
+        units = limit_bytes // self._unit_bytes
+        excess = self._pool.created - units
+        if excess > self._idle_units():
+            return self._shortage(excess - self._idle_units())
+        plan = Plan(Phase.LIMIT, chunk_bytes=self.kv.chunk_bytes)
+        while excess > self._pool.pooled:
+            self._evict(plan, None)
+        if excess > 0:
+            self._destroy(plan, excess)
+        self._pool.limit = units
+        self.limit_bytes = limit_bytes
+        return self._close(plan)
+
+    def usage(self) -> MemoryUsage:
+        unit_bytes = self._unit_bytes
+        extents = self._extents
+        tokens = self._growth.total_tokens + self._still_tokens
+        live = tokens * self.kv.token_bytes + (
+            extents.live_units - self._shared_units
+        ) * unit_bytes
+        return MemoryUsage(
+            kv_live=live,
+            kv_slack=(self._own_units + extents.live_units) * unit_bytes - live,
+            kv_prefix=extents.record_units * unit_bytes,
+            kv_pooled=self._pool.pooled * unit_bytes,
+            kv_parked=self._parked_units * unit_bytes,
+        )
+
+    def check_integrity(self) -> None:
+        def demand(invariant: str, seen: object, counted: object) -> None:
+            if seen != counted:
+                raise InvariantError(invariant, f"{seen} found, {counted} counted")
+
+        extents = self._extents
+        own = shared = still = slots = 0
+        tables: list[tuple[Extent | None, bool]] = []
+        vtensors = [(v, self._vset_units(i, v)) for i, v in self._vset.items()]
+        vtensors += [(leaving.vtensor, leaving.vtensor.mapped) for leaving in self._leaving]
+        for vtensor, mapped in vtensors:
+            own += mapped - vtensor.shared
+            shared += vtensor.shared
+            tables.append((vtensor.leaf, True))
+            slots += 1
+        for index, vtensor in self._vset.items():
+            growing = index in self._growth
+            still += 0 if growing else vtensor.tokens
+            tokens = self._growth.tokens(index) if growing else vtensor.tokens
+            if self.kv.units(tokens) > self._vset_units(index, vtensor):
+                raise InvariantError("mapped-covers-used", f"sequence {index}: {tokens} tokens")
+            if tokens > self.kv.max_tokens:
+                raise InvariantError("inside-its-slot", f"sequence {index}: {tokens} tokens")
+        still += sum(leaving.vtensor.tokens for leaving in self._leaving)
+        for record in self._prefixes.records.values():
+            table: Recorded = record.payload
+            tables.append((table.leaf, False))
+            demand("record-table-length", table.leaf.end if table.leaf else 0, table.units)
+            slots += 1
+        holders: dict[Extent, list[int]] = {}
+        for leaf, live in tables:
+            node = leaf
+            while node is not None:
+                counts = holders.setdefault(node, [0, 0])
+                counts[0 if live else 1] += 1
+                if node.start != (node.parent.end if node.parent else 0):
+                    raise InvariantError("tables-are-contiguous", f"extent at {node.start}")
+                node = node.parent
+        for node, (live_count, record_count) in holders.items():
+            demand("extent-holders", (live_count, record_count), (node.live, node.records))
+        size = {node: node.end - node.start for node in holders}
+        live_units = sum(size[n] for n, (live, _) in holders.items() if live)
+        idle_units = sum(size[n] for n, (live, _) in holders.items() if not live)
+        demand("live-units", live_units, extents.live_units)
+        demand("record-units", idle_units, extents.record_units)
+        demand("own-units", own, self._own_units)
+        demand("shared-units", shared, self._shared_units)
+        demand("still-tokens", still, self._still_tokens)
+        demand("parked-units", sum(self._parked.values()), self._parked_units)
+        demand(
+            "each-chunk-is-free-or-mapped",
+            own + live_units + idle_units + self._parked_units + self._pool.pooled,
+            self._pool.created,
+        )
+        slots += len(self._parked) + len(self._free_slots)
+        demand("each-slot-is-free-or-held", slots, self._next_slot)
+        if self._pool.created > self._pool.limit:
+            raise InvariantError("within-the-limit", f"{self._pool.created} units created")
+        if self._placed is not None:
+            self._placed.check(self._pool.pooled, self._pool.created)
+
+    def _vset_units(self, index: int, vtensor: VTensor) -> int:
+        return self._growth.mapped(index) if index in self._growth else vtensor.mapped
+
+    def teardown(self) -> Plan:
+        plan = Plan(Phase.TEARDOWN, chunk_bytes=self.kv.chunk_bytes)
+        for index in sorted(self._vset):
+            vtensor = self._vset[index]
+            if index in self._growth:
+                vtensor.tokens, vtensor.mapped = self._growth.leave(index)
+                self._still_tokens += vtensor.tokens
+            self._leaving.append(Leaving(0, vtensor, ()))
+            self._leaving_units += vtensor.mapped - vtensor.shared
+        self._vset.clear()
+        for leaving in self._leaving:
+            vtensor = leaving.vtensor
+            freed = vtensor.mapped - vtensor.shared + self._extents.drop(vtensor.leaf)
+            self._unmap_all(plan, vtensor.slot, vtensor.mapped, freed)
+        self._leaving.clear()
+        self._own_units = self._shared_units = self._still_tokens = self._leaving_units = 0
+        while self._parked or self._prefixes.records:
+            self._evict(plan, None)
+        self._destroy(plan, self._pool.pooled)
+        plan.counts[OpKind.FREE] = self._arenas
+        if self._placed is not None:
+            self._placed.reserve(OpKind.FREE, self._slots * self.kv.slot_stride_bytes)
+        return self._close(plan)

@@ -1,0 +1,31 @@
+"""Arithmetic of steps whose costs grow linearly: step j costs `first + j * slope` ticks. Exact."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+from vtsim.request import Tick
+
+
+def span(first: Tick, slope: Tick, start: int, steps: int) -> Tick:
+    """Ticks that steps `start` .. `start + steps - 1` take together."""
+    if steps <= 0:
+        return 0
+    return steps * first + slope * (start * steps + steps * (steps - 1) // 2)
+
+
+def steps_until(gap: Tick, first: Tick, slope: Tick, at_most: int) -> int:
+    """The most steps, from step 0 on and up to `at_most`, that end before `gap` ticks have passed."""
+    if gap <= 0 or at_most <= 0:
+        return 0
+    if not slope:
+        return min(at_most, (gap - 1) // first)
+    # n * first + slope * n * (n - 1) / 2 < gap, solved for n; the root is then corrected.
+    b = 2 * first - slope
+    n = (isqrt(b * b + 8 * slope * gap) - b) // (2 * slope)
+    n = min(n, at_most)
+    while n > 0 and span(first, slope, 0, n) >= gap:
+        n -= 1
+    while n < at_most and span(first, slope, 0, n + 1) < gap:
+        n += 1
+    return n

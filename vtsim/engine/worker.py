@@ -1,0 +1,66 @@
+"""The memory worker: one FIFO of plans beside compute, and the time that compute waits for it.
+
+It knows costs and phases, not sequences. A plan's driver calls are made in order; the step that
+needs them is launched when they are done, and what compute did not hide is *exposed*, by the phase
+that was running meanwhile.
+"""
+
+from __future__ import annotations
+
+from vtsim.metrics.recorder import Recorder
+from vtsim.plan import Phase, Plan
+from vtsim.ports import MemoryTimes
+from vtsim.request import Tick
+
+
+class MemoryWorker:
+    """Busy until `free_at`; `_spans` are plans that may still run at the next launch."""
+
+    __slots__ = ("_recorder", "_spans", "_times", "free_at", "needed_at")
+
+    def __init__(self, times: MemoryTimes, recorder: Recorder) -> None:
+        self._times = times
+        self._recorder = recorder
+        self.free_at: Tick = 0
+        self.needed_at: Tick = 0
+        """When the plans that the next launch needs are done."""
+        self._spans: list[tuple[Tick, Tick, Phase]] = []
+
+    def cost(self, counts: list[int]) -> Tick:
+        """Ticks of so many operations that move no bytes and allocate nothing."""
+        return self._times.counts(counts, 0, 0, 0)
+
+    def submit(self, plan: Plan, now: Tick, needed: bool = True) -> None:
+        """Queue `plan` at `now`. `needed`: the next launch waits for it."""
+        busy = self._times.counts(
+            plan.counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes
+        )
+        start = self.free_at if self.free_at > now else now
+        self.free_at = start + busy
+        self._recorder.work(plan.phase, plan.counts, busy)
+        self._spans.append((start, self.free_at, plan.phase))
+        if needed:
+            self.needed_at = self.free_at
+
+    def leap(self, plan: Plan, last_submit: Tick) -> None:
+        """Account for a plan over steps all of whose memory work compute hides; what its last step
+        needs was submitted at `last_submit`, when all the rest was done."""
+        self._recorder.work(plan.phase, plan.counts, self.cost(plan.counts))
+        last = self.cost(plan.counts if plan.last is None else plan.last)
+        if last:
+            self.free_at = self.needed_at = last_submit + last
+            self._spans = [(last_submit, self.free_at, plan.phase)]
+
+    def wait(self, end: Tick) -> Tick:
+        """The launch that was to be at `end`: when it can be. Exposed time is recorded."""
+        launch = self.needed_at
+        if launch <= end:
+            if self.free_at <= end:
+                self._spans.clear()
+            return end
+        for start, stop, phase in self._spans:
+            overlap = min(stop, launch) - max(start, end)
+            if overlap > 0:
+                self._recorder.expose(phase, overlap)
+        self._spans = [span for span in self._spans if span[1] > launch]
+        return launch

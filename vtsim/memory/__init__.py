@@ -1,0 +1,1 @@
+"""Building blocks for memory policies: growth, physical chunks, page tables, radix tree."""

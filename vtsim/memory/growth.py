@@ -1,0 +1,227 @@
+"""When sequences that grow by one token a step need new memory: arithmetic instead of a loop.
+
+All members gain one token in each step, so their lengths differ from a common clock by constants,
+and the next crossing of a unit boundary falls at a phase of that clock. A histogram of phases then
+gives the units needed by any run of steps. It must not know chunks, blocks or devices: a *unit* is
+whatever the owner maps at once, and the boundaries may be irregular (sizes that do not divide).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+
+
+class Growth:
+    """Members, their lengths, and the units their next tokens need.
+
+    `period` tokens span a whole number of units, and `crossings` lists (phase, units): adding token
+    number `phase` (counted from 0, modulo `period`) needs that many new units. `lead` tokens are
+    mapped ahead of every member. `ordered=True` also keeps who crosses when, for placement.
+    """
+
+    __slots__ = (
+        "_asleep",
+        "_base",
+        "_buckets",
+        "_clock",
+        "_count",
+        "_crossings",
+        "_hist",
+        "_lead",
+        "_mapped",
+        "_orders",
+        "_period",
+        "_sum",
+        "_units",
+        "_units_in_period",
+        "_wakes",
+    )
+
+    def __init__(
+        self,
+        period: int,
+        crossings: tuple[tuple[int, int], ...],
+        units: Callable[[int], int],
+        lead: int = 0,
+        ordered: bool = False,
+    ) -> None:
+        self._period = period
+        self._crossings = crossings
+        self._units_in_period = sum(n for _, n in crossings)
+        self._units = units
+        self._lead = lead
+        self._clock = 0
+        self._base: dict[int, int] = {}  # member -> tokens - clock
+        self._sum = 0  # of the bases: tokens = _sum + members x clock
+        self._count = 0  # members that are awake
+        self._hist = [0] * period
+        self._asleep: dict[int, int] = {}  # member -> clock at which its mapped units are full
+        self._mapped: dict[int, int] = {}  # the same members -> units mapped
+        self._wakes: list[tuple[int, int]] = []
+        self._orders: dict[int, int] = {}  # only with `ordered`
+        self._buckets: list[dict[int, int]] | None = (
+            [{} for _ in range(period)] if ordered else None
+        )
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def __contains__(self, member: int) -> bool:
+        return member in self._base
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all members together."""
+        return self._sum + len(self._base) * self._clock
+
+    def tokens(self, member: int) -> int:
+        return self._base[member] + self._clock
+
+    def mapped(self, member: int) -> int:
+        """Units the member has: what its length and the lead need, or what it brought along."""
+        if member in self._asleep:
+            return self._mapped[member]
+        return self._units(self._base[member] + self._clock + self._lead)
+
+    def join(self, member: int, tokens: int, mapped: int, covered_tokens: int, order: int) -> None:
+        """A member with `tokens` tokens and `mapped` units, which hold `covered_tokens` tokens.
+
+        More units than the length and lead need is fine: the member sleeps until they are full.
+        """
+        base = tokens - self._clock
+        self._base[member] = base
+        if self._buckets is not None:
+            self._orders[member] = order
+        self._sum += base
+        spare = covered_tokens - self._lead - tokens
+        if spare > 0 and mapped > self._units(tokens + self._lead):
+            wake = self._clock + spare
+            self._asleep[member] = wake
+            self._mapped[member] = mapped
+            heapq.heappush(self._wakes, (wake, member))
+        else:
+            self._count_in(member, base)
+
+    def leave(self, member: int) -> tuple[int, int]:
+        """Forget a member; returns its (tokens, units)."""
+        mapped = self.mapped(member)
+        base = self._base.pop(member)
+        self._sum -= base
+        if self._asleep.pop(member, None) is None:
+            phase = base % self._period
+            self._hist[phase] -= 1
+            self._count -= 1
+            if self._buckets is not None:
+                del self._buckets[phase][member]
+        self._mapped.pop(member, None)
+        self._orders.pop(member, None)
+        return base + self._clock, mapped
+
+    # -- what steps need --------------------------------------------------------------------------
+
+    def demand(self, steps: int) -> int:
+        """Units that the next `steps` steps need. Pure."""
+        full, part = divmod(steps, self._period)
+        need = full * self._count * self._units_in_period if full else 0
+        if part:
+            for low, high, units in self._ranges(part):
+                need += units * self._span(low, high)
+        if self._wakes and self._next_wake() < self._clock + steps:
+            need += sum(self._late(member, steps) for member in self._sleepers(steps))
+        return need
+
+    def crossing(self) -> list[tuple[int, int, int]]:
+        """(order, member, new units) of all that need units in the next step, in batch order."""
+        assert self._buckets is not None, "made without ordered=True"
+        found = []
+        start = self._clock + self._lead
+        for crossing, units in self._crossings:
+            bucket = self._buckets[(crossing - start) % self._period]
+            found += [(order, member, units) for member, order in bucket.items()]
+        found.sort()
+        return found
+
+    def peak(self, steps: int) -> int:
+        """An upper bound of the units needed in any one of the next `steps` steps."""
+        span = min(steps, self._period)
+        hist, period = self._hist, self._period
+        bound = 0
+        for low, high, units in self._ranges(span):
+            if low >= 0:
+                most = max(hist[low:high])
+            else:
+                most = max(max(hist[low + period :], default=0), max(hist[:high], default=0))
+            bound += units * most
+        if self._wakes and self._next_wake() < self._clock + steps:
+            most_units = max(n for _, n in self._crossings)
+            bound += most_units * sum(1 for _ in self._sleepers(steps))
+        return bound
+
+    def until_wake(self) -> int:
+        """Steps before a sleeping member starts to need units; a large number if none sleeps."""
+        return self._next_wake() - self._clock if self._wakes else 1 << 60
+
+    def within(self, units: int, at_most: int) -> int:
+        """The largest number of steps <= `at_most` whose demand is <= `units`."""
+        if at_most <= 0:
+            return 0
+        if self.demand(at_most) <= units:
+            return at_most
+        low, high = 0, at_most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.demand(middle) <= units:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def advance(self, steps: int) -> None:
+        """`steps` steps have been granted."""
+        self._clock += steps
+        while self._wakes and self._wakes[0][0] <= self._clock:
+            wake, member = heapq.heappop(self._wakes)
+            if self._asleep.get(member) == wake:
+                del self._asleep[member]
+                self._count_in(member, self._base[member])
+                self._mapped.pop(member, None)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _count_in(self, member: int, base: int) -> None:
+        phase = base % self._period
+        self._hist[phase] += 1
+        self._count += 1
+        if self._buckets is not None:
+            self._buckets[phase][member] = self._orders[member]
+
+    def _ranges(self, steps: int) -> Iterator[tuple[int, int, int]]:
+        """(low, high, units): members whose phase lies there cross within `steps` <= period steps;
+        a negative low wraps around the end of the histogram."""
+        period = self._period
+        start = self._clock + self._lead
+        for crossing, units in self._crossings:
+            high = (crossing - start) % period + 1
+            yield high - steps, high, units
+
+    def _span(self, low: int, high: int) -> int:
+        hist = self._hist
+        if low >= 0:
+            return sum(hist[low:high])
+        return sum(hist[low + self._period :]) + sum(hist[:high])
+
+    def _next_wake(self) -> int:
+        wakes, asleep = self._wakes, self._asleep
+        while wakes and asleep.get(wakes[0][1]) != wakes[0][0]:
+            heapq.heappop(wakes)
+        return wakes[0][0] if wakes else 1 << 60
+
+    def _sleepers(self, steps: int) -> Iterator[int]:
+        """Members that wake within the next `steps` steps."""
+        end = self._clock + steps
+        return (member for member, wake in self._asleep.items() if wake < end)
+
+    def _late(self, member: int, steps: int) -> int:
+        tokens = self._base[member] + self._clock + steps + self._lead
+        return self._units(tokens) - self._mapped[member]

@@ -1,0 +1,45 @@
+"""pSet: physical chunks, counted. One unit is one chunk in each arena.
+
+A unit is in use, pooled (handle kept, unmapped) or not created. Which unit is which is placement's
+affair (`vtsim.memory.placement`).
+"""
+
+from __future__ import annotations
+
+
+class ChunkPool:
+    """Counts of created and pooled units under a limit. `in_use` is the difference."""
+
+    __slots__ = ("created", "limit", "pooled")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.created = 0
+        self.pooled = 0
+
+    @property
+    def available(self) -> int:
+        """Units that `take` can give: pooled ones, and those the limit still lets it create."""
+        return self.pooled + max(0, self.limit - self.created)
+
+    @property
+    def in_use(self) -> int:
+        return self.created - self.pooled
+
+    def take(self, units: int) -> int:
+        """Use `units`, pooled ones first; returns how many had to be created."""
+        from_pool = units if units < self.pooled else self.pooled
+        new = units - from_pool
+        self.pooled -= from_pool
+        self.created += new
+        return new
+
+    def give(self, units: int) -> None:
+        """Units no longer used are pooled."""
+        self.pooled += units
+
+    def destroy(self, units: int) -> None:
+        """Pooled units go back to the device."""
+        assert units <= self.pooled
+        self.pooled -= units
+        self.created -= units

@@ -1,0 +1,152 @@
+"""What a policy decides, as values: operations, plans, matches, shortages, usage.
+
+A `Plan` always carries counts by kind. The operations themselves (which chunk, which slot) are
+present only when placement is on: for `--log`, `--check`, fault injection and real memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+
+class OpKind(IntEnum):
+    """The kinds of memory operation (DESIGN 3). `Map` grants access too."""
+
+    RESERVE = 0
+    FREE = 1
+    CREATE = 2
+    DESTROY = 3
+    MAP = 4
+    UNMAP = 5
+    COPY = 6
+    SWAP_OUT = 7
+    SWAP_IN = 8
+    ALLOCATE = 9
+    DEALLOCATE = 10
+
+
+KINDS = len(OpKind)
+
+
+class Phase(IntEnum):
+    """What a plan is for: the four phases of a step that overlap compute, and the rest."""
+
+    SETUP = 0
+    CREATE = 1
+    PREFILL = 2
+    EXTEND = 3
+    RETIRE = 4
+    LIMIT = 5
+    TEARDOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation on one index of one arena slot, or on one chunk or allocation.
+
+    `chunk` names a physical handle (CREATE, DESTROY, MAP, UNMAP) or an ordinary allocation
+    (ALLOCATE, DEALLOCATE); `slot`, `arena`, `index` say where it is mapped. COPY and the swaps
+    move `nbytes` at `offset` inside the slot of each arena; COPY reads them from `source` (a slot).
+    `due` is the step, counted from the plan's first, before which it must be done.
+    """
+
+    kind: OpKind
+    chunk: int = -1
+    slot: int = -1
+    arena: int = -1
+    index: int = -1
+    nbytes: int = 0
+    offset: int = 0
+    source: int = -1
+    due: int = 0
+
+
+@dataclass(slots=True)
+class Plan:
+    """Counts by kind, and what the executor of the plan must know; all or nothing.
+
+    For a plan over several decode steps, `peak` bounds the counts that fall due in any one step,
+    and `last` gives those of its last step: the memory worker needs no more than these.
+    """
+
+    phase: Phase
+    counts: list[int] = field(default_factory=lambda: [0] * KINDS)
+    chunk_bytes: int = 0
+    """Size of each handle counted under CREATE and DESTROY."""
+    allocation_bytes: int = 0
+    """Size of each allocation counted under ALLOCATE and DEALLOCATE (equal within a plan)."""
+    copied_bytes: int = 0
+    swapped_bytes: int = 0
+    steps: int = 1
+    peak: list[int] | None = None
+    """None: all of `counts` may fall due in one step."""
+    last: list[int] | None = None
+    """None: as `counts`."""
+    operations: tuple[Operation, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not any(self.counts)
+
+    @property
+    def bytes_taken(self) -> int:
+        """Device bytes that executing the plan takes (negative: gives back)."""
+        counts = self.counts
+        return (counts[OpKind.CREATE] - counts[OpKind.DESTROY]) * self.chunk_bytes + (
+            counts[OpKind.ALLOCATE] - counts[OpKind.DEALLOCATE]
+        ) * self.allocation_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A refusal: nothing was changed. What is missing, and how much of it is on its way.
+
+    `pending_bytes` and `pending_slots` become reusable at the next `retire`: an engine waits for
+    them before it preempts.
+    """
+
+    nbytes: int
+    slots: int = 0
+    pending_bytes: int = 0
+    pending_slots: int = 0
+
+    @property
+    def will_clear(self) -> bool:
+        """True if the next `retire` alone would end the shortage."""
+        return self.pending_bytes >= self.nbytes and self.pending_slots >= self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A prefix found in memory: `tokens` of the prompt need no computing. `handle` is the policy's."""
+
+    tokens: int = 0
+    handle: Any = None
+
+
+NO_MATCH = Match()
+
+
+class Keep(IntEnum):
+    """What `release` leaves behind."""
+
+    NONE = 0
+    RECORD = 1
+    SWAP = 2
+
+
+class MemoryUsage(NamedTuple):
+    """A policy's own account of its bytes by category (docs/metrics.md); disjoint, each counted."""
+
+    kv_live: int = 0
+    kv_slack: int = 0
+    kv_prefix: int = 0
+    kv_pooled: int = 0
+    kv_parked: int = 0
+    pool_unused: int = 0
+
+
+NOTHING = Plan(Phase.EXTEND)
+"""The plan of a decision that needs no memory operation. Shared: never write to it."""
