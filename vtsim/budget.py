@@ -29,6 +29,11 @@ class Budget:
     limit_bytes: int
     """What a policy may take."""
 
+    @property
+    def fixed_bytes(self) -> int:
+        """What is never KV: weights, workspace, context."""
+        return self.weights_bytes + self.workspace_bytes + self.context_bytes
+
 
 def plan_budget(
     trace: Trace,

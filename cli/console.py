@@ -1,0 +1,57 @@
+"""Where commands print: one rich console, and the progress bar of long runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vtsim.api import Progress as Report
+
+PATIENCE_S = 1.0
+"""A run shorter than this shows no bar."""
+
+
+def console(to_stderr: bool = False) -> Console:
+    """As wide as the terminal; 120 columns where there is none and COLUMNS does not say."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    made = Console(file=stream, highlight=False, soft_wrap=False)
+    if not made.is_terminal and "COLUMNS" not in made._environ:
+        made.width = 120
+    return made
+
+
+@contextmanager
+def progress_bar(wanted: bool) -> Iterator[Report | None]:
+    """A reporter that draws a bar on standard error, gone when done; None where nobody looks."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, int] = {}
+    begun = monotonic()
+
+    def report(label: str, done: int, total: int) -> None:
+        if not bar.live.is_started:
+            if monotonic() - begun < PATIENCE_S:
+                return
+            bar.start()
+        if label not in tasks:
+            tasks[label] = bar.add_task(label, total=total)
+        bar.update(tasks[label], completed=done)  # type: ignore[arg-type]
+
+    try:
+        yield report
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -1,0 +1,80 @@
+"""What a replay says before it runs: the trace, the card, every default, every assumed value."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from vtsim.api import Replay
+from vtsim.parameters import parameters_of
+from vtsim.quantities import format_bytes
+
+
+INDENT = " " * 9
+
+
+def lines(replay: Replay, width: int, verbose: bool) -> Iterator[str]:
+    """The heading, wrapped to `width` columns."""
+    for line in _facts(replay, verbose):
+        yield from textwrap.wrap(
+            line, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
+        )
+
+
+def _facts(replay: Replay, verbose: bool) -> Iterator[str]:
+    trace, report = replay.trace, replay.trace.report
+    prompt, output = int(trace.prompt_tokens.sum()), int(trace.output_tokens.sum())
+    yield (
+        f"trace    {trace.name} ({report.format}): {len(trace):,} requests, "
+        f"{prompt:,} prompt + {output:,} output tokens"
+    )
+    dropped = sum(report.dropped.values())
+    reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(report.dropped.items()))
+    yield (
+        f"         rows read {report.rows_read:,} = kept {report.rows_kept:,} + "
+        f"dropped {dropped:,}" + (f" ({reasons})" if reasons else "")
+    )
+    if report.rows_moved:
+        yield f"         {report.rows_moved:,} rows were out of time order and were sorted"
+    for warning in report.warnings:
+        yield f"         warning: {warning}"
+    model, gpu, budget, options = replay.model, replay.gpu, replay.budget, replay.options
+    yield (
+        f"model    {model.name}, tp {replay.tp}, KV {options.kv_dtype}: "
+        f"{format_bytes(model.token_bytes(replay.tp))} a token, "
+        f"max_model_len {replay.max_model_len:,}"
+    )
+    yield (
+        f"gpu      {gpu.name}: {format_bytes(budget.capacity_bytes)}; weights "
+        f"{format_bytes(budget.weights_bytes)}, workspace {format_bytes(budget.workspace_bytes)}, "
+        f"KV limit {format_bytes(budget.limit_bytes)}"
+    )
+    assumed = gpu.assumed()
+    if assumed:
+        shown = assumed if verbose else assumed[:4]
+        more = f" and {len(assumed) - len(shown)} more (-v)" if len(shown) < len(assumed) else ""
+        yield f"         assumed, without a source: {', '.join(shown)}{more}"
+    yield (
+        f"options  max_num_seqs {options.max_num_seqs}, max_batched_tokens "
+        f"{options.max_batched_tokens}, gpu_memory_utilization {options.gpu_memory_utilization}, "
+        f"speed {options.speed}, on_overflow {options.on_overflow}, admit {options.admit}, "
+        f"seed {options.seed}"
+    )
+    for number, choice in enumerate(replay.choices):
+        shown_parameters = ", ".join(
+            f"{parameter.name} {_shown(getattr(choice.parameters, parameter.name), parameter.unit)}"
+            for parameter in parameters_of(choice.policy.parameters_type)
+        )
+        yield (
+            ("policies " if number == 0 else "         ")
+            + f"{choice.label}: kernel {replay.kernels[choice.label]}"
+            + (f", {shown_parameters}" if shown_parameters else "")
+        )
+
+
+def _shown(value: object, unit: str) -> str:
+    if unit == "bytes" and isinstance(value, int):
+        return format_bytes(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)

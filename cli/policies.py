@@ -1,0 +1,27 @@
+"""`vtsim policies`: the policies there are, with their parameters and kernels."""
+
+from __future__ import annotations
+
+from vtsim.cli.state import Debug
+from vtsim.parameters import parameters_of
+from vtsim.quantities import format_bytes
+from vtsim.registry import POLICIES
+
+
+def policies(debug: Debug = False) -> None:
+    """List the memory policies, their parameters and defaults."""
+    for name in POLICIES.names():
+        policy = POLICIES.load(name)
+        print(f"{name}: {policy.summary}")
+        print(f"  kernels: {', '.join(policy.kernels)}")
+        for parameter in parameters_of(policy.parameters_type):
+            default = parameter.default
+            shown = (
+                format_bytes(default)
+                if parameter.unit == "bytes" and isinstance(default, int)
+                else str(default).lower()
+                if default is None or isinstance(default, bool)
+                else str(default)
+            )
+            doc = f"  {parameter.doc}" if parameter.doc else ""
+            print(f"  --set {name}.{parameter.name}={shown}  ({parameter.describe()}){doc}")

@@ -1,0 +1,298 @@
+"""The Python API: `replay(trace, ...)` runs a trace through policies and gives a `RunResult`.
+
+It puts the parts together - trace, model, GPU, memory budget, policy, backend, engine - and holds
+no logic of any of them. The command line calls it and only prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import vtsim
+from vtsim.backends.gpus import load_gpu
+from vtsim.backends.sim import CostModel, SimBackend, VmmTimes, device_info
+from vtsim.budget import Budget, plan_budget
+from vtsim.engine.loop import Engine, Limits
+from vtsim.errors import CapacityError, ConfigError
+from vtsim.metrics.progress import Progress, ReportingRecorder
+from vtsim.metrics.recorder import Recorder
+from vtsim.metrics.result import PolicyRun, RunResult
+from vtsim.options import ReplayOptions
+from vtsim.quantities import format_bytes
+from vtsim.registry import PolicyChoice, choose_policies
+from vtsim.request import Trace
+from vtsim.spec import GpuSpec, ModelSpec, load_model
+from vtsim.traces import load
+from vtsim.traces.pace import scale_speed
+from vtsim.traces.transform import apply_max_context, limit_requests
+
+DEFAULT_POLICIES = ("native", "paged", "vtensor")
+DEFAULT_MODEL = "yi-6b"
+DEFAULT_GPU = "a100-80g"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay that is ready to run: everything is read, checked and divided."""
+
+    trace: Trace
+    model: ModelSpec
+    gpu: GpuSpec
+    tp: int
+    max_model_len: int
+    budget: Budget
+    choices: tuple[PolicyChoice, ...]
+    kernels: Mapping[str, str]
+    """Label -> attention kernel."""
+    options: ReplayOptions
+
+    def run(self, progress: Progress | None = None) -> RunResult:
+        """Replay the trace through each policy in turn."""
+        return RunResult(
+            trace=self.trace,
+            model=self.model.name,
+            gpu=self.gpu.name,
+            profile_sha256=self.gpu.sha256,
+            tp=self.tp,
+            seed=self.options.seed,
+            max_model_len=self.max_model_len,
+            options=_shown_options(self.options, self.budget),
+            runs=tuple(_run_one(self, choice, progress) for choice in self.choices),
+            version=vtsim.__version__,
+        )
+
+
+def replay(
+    trace: str | Path | Trace,
+    policies: Iterable[str | PolicyChoice] = DEFAULT_POLICIES,
+    *,
+    model: str | Path | ModelSpec = DEFAULT_MODEL,
+    gpu: str | Path | GpuSpec = DEFAULT_GPU,
+    tp: int = 1,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> RunResult:
+    """Replay `trace` through each of `policies` under the same byte limit.
+
+    `trace` is a path or a Trace; `policies` are names, `FILE.py:Class`, or `LABEL=NAME`;
+    `settings` are their parameters, `{"vtensor": {"retain": "none"}}`; `options` are those of
+    `ReplayOptions`. Sizes are bytes on one GPU, times in the result's frames are seconds.
+
+    Raises `VtsimError`: `ConfigError` for options, `TraceFormatError` for the trace,
+    `CapacityError` where the GPU is too small for the weights.
+    """
+    return prepare(trace, policies, model=model, gpu=gpu, tp=tp, settings=settings, **options).run(
+        progress
+    )
+
+
+def prepare(
+    trace: str | Path | Trace,
+    policies: Iterable[str | PolicyChoice] = DEFAULT_POLICIES,
+    *,
+    model: str | Path | ModelSpec = DEFAULT_MODEL,
+    gpu: str | Path | GpuSpec = DEFAULT_GPU,
+    tp: int = 1,
+    settings: Mapping[str, Mapping[str, object]] | None = None,
+    **options: Any,
+) -> Replay:
+    """Everything that `replay` does before the first step; takes and raises the same."""
+    opts = _options(options)
+    choices = _choices(policies, settings or {}, opts)
+    kernels = _kernels(choices, opts)
+    spec = model if isinstance(model, ModelSpec) else load_model(model, opts.kv_dtype)
+    card = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+    spec.check_tp(tp)
+    max_model_len = _max_model_len(spec, opts)
+    loaded = _prepare_trace(trace, max_model_len, opts)
+    costs = CostModel(spec, card, tp)
+    workspace = costs.workspace_bytes(opts.max_batched_tokens, opts.max_num_seqs)
+    budget, card = plan_budget(loaded, spec, card, tp, max_model_len, workspace, opts)
+    return Replay(loaded, spec, card, tp, max_model_len, budget, tuple(choices), kernels, opts)
+
+
+def _options(options: Mapping[str, Any]) -> ReplayOptions:
+    unknown = sorted(set(options) - set(ReplayOptions.names()))
+    if unknown:
+        known = ", ".join(ReplayOptions.names())
+        raise ConfigError(f"replay has no option {unknown[0]!r} (known: {known})")
+    return ReplayOptions(**options)
+
+
+def _choices(
+    policies: Iterable[str | PolicyChoice],
+    settings: Mapping[str, Mapping[str, object]],
+    opts: ReplayOptions,
+) -> list[PolicyChoice]:
+    given = [policies] if isinstance(policies, str) else list(policies)
+    choices = choose_policies(given, settings)
+    if opts.num_gpu_blocks is None:
+        return choices
+    sized = [c for c in choices if hasattr(c.parameters, "num_gpu_blocks")]
+    if not sized:
+        raise ConfigError("num_gpu_blocks: no policy here has a pool of blocks")
+    blocks = {"num_gpu_blocks": opts.num_gpu_blocks}
+    return [
+        dataclasses.replace(c, parameters=dataclasses.replace(c.parameters, **blocks))
+        if c in sized
+        else c
+        for c in choices
+    ]
+
+
+def _max_model_len(model: ModelSpec, opts: ReplayOptions) -> int:
+    asked = opts.max_model_len
+    if asked is None:
+        return model.max_positions
+    if asked > model.max_positions:
+        raise ConfigError(
+            f"max_model_len: {asked} is more than the {model.max_positions} positions "
+            f"of {model.name}"
+        )
+    return asked
+
+
+def _prepare_trace(trace: str | Path | Trace, max_model_len: int, opts: ReplayOptions) -> Trace:
+    """Read the trace, cut and speed it as the options say, and see to requests that are too long.
+
+    Raises `ConfigError` if no request is left.
+    """
+    if isinstance(trace, Trace):
+        if opts.limit is not None:
+            trace = limit_requests(trace, opts.limit)
+        trace = apply_max_context(trace, max_model_len, opts.on_overflow)
+        trace = scale_speed(trace, opts.speed)
+    else:
+        trace = load(
+            trace,
+            from_format=opts.from_format,
+            speed=opts.speed,
+            limit=opts.limit,
+            block_size=opts.block_size,
+            max_context=max_model_len,
+            on_overflow=opts.on_overflow,
+            **opts.reader,
+        )
+    if not len(trace):
+        raise ConfigError(f"{trace.name}: no requests left")
+    return trace
+
+
+def _kernels(choices: list[PolicyChoice], opts: ReplayOptions) -> dict[str, str]:
+    """Label -> kernel: the one asked for, else the policy's first."""
+    asked = opts.kernel
+    if asked is None:
+        asked = {}
+    elif isinstance(asked, str):
+        # One name stands for all policies that can use it: they differ in what they can read.
+        able = {c.label: asked for c in choices if asked in c.policy.kernels}
+        if not able:
+            known = ", ".join(f"{c.label}: {' '.join(c.policy.kernels)}" for c in choices)
+            raise ConfigError(f"no policy here can use kernel {asked!r} ({known})")
+        asked = able
+    labels = [c.label for c in choices]
+    for label in asked:
+        if label not in labels:
+            raise ConfigError(
+                f"kernel for {label!r}: no such policy runs here (these do: {', '.join(labels)})"
+            )
+    chosen = {}
+    for choice in choices:
+        name = asked.get(choice.label, choice.policy.kernels[0])
+        if name not in choice.policy.kernels:
+            raise ConfigError(
+                f"{choice.label} cannot use kernel {name!r} "
+                f"(it can: {', '.join(choice.policy.kernels)})"
+            )
+        chosen[choice.label] = name
+    return chosen
+
+
+def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) -> PolicyRun:
+    """One policy through the trace, on a device of its own."""
+    trace, gpu, budget, opts = replay.trace, replay.gpu, replay.budget, replay.options
+    policy = choice.policy(choice.parameters, placement=opts.placement)
+    kv = policy.kv_layout(replay.model, replay.tp, replay.max_model_len)
+    info = device_info(gpu)
+    backend = SimBackend(
+        info,
+        kv,
+        placement=opts.placement,
+        fail_at=opts.fail_at,
+        reserved_bytes=budget.fixed_bytes,
+        keep_log=opts.log,
+    )
+    kernel = replay.kernels[choice.label]
+    times = VmmTimes(gpu, kv.chunk_bytes, opts.seed if opts.vmm_tail else None)
+    recorder = _recorder(replay, choice.label, progress)
+    setup = policy.setup(info, kv, budget.limit_bytes)
+    receipt = backend.settle(backend.submit(setup, 0))
+    if not receipt.done:
+        raise CapacityError(
+            f"{choice.label} cannot be set up: {format_bytes(receipt.short_bytes)} are missing"
+        )
+    busy = times.counts(
+        setup.counts, setup.allocation_bytes, setup.copied_bytes, setup.swapped_bytes
+    )
+    recorder.work(setup.phase, setup.counts, busy)
+    limits = Limits(
+        max_num_seqs=opts.max_num_seqs,
+        max_batched_tokens=opts.max_batched_tokens,
+        max_model_len=replay.max_model_len,
+        admit=opts.admit,
+        leap=not opts.step,
+        check=opts.check,
+    )
+    executor = CostModel(replay.model, gpu, replay.tp, kernel)
+    Engine(trace, policy, backend, executor, times, recorder, limits).run()
+    backend.close()
+    return PolicyRun(
+        label=choice.label,
+        policy=policy.name,
+        parameters=policy.parameters(),
+        trace=trace,
+        recorder=recorder,
+        limit_bytes=budget.limit_bytes,
+        kernel=kernel,
+        layout=kv.name,
+        chunk_bytes=kv.chunk_bytes,
+        driver_calls=tuple(backend.calls()) if opts.log else None,
+    )
+
+
+def _recorder(replay: Replay, label: str, progress: Progress | None) -> Recorder:
+    budget = replay.budget
+    recorder = Recorder if progress is None else partial(ReportingRecorder, label, progress)
+    return recorder(
+        requests=len(replay.trace),
+        capacity_bytes=budget.capacity_bytes,
+        weights_bytes=budget.weights_bytes,
+        workspace_bytes=budget.workspace_bytes,
+        context_bytes=budget.context_bytes,
+        decisions=replay.options.decisions,
+    )
+
+
+def _shown_options(opts: ReplayOptions, budget: Budget) -> dict[str, object]:
+    """The options that change results, as JSON values."""
+    return {
+        "max_num_seqs": opts.max_num_seqs,
+        "max_batched_tokens": opts.max_batched_tokens,
+        "kv_memory": opts.kv_memory,
+        "gpu_memory_bytes": budget.capacity_bytes,
+        "gpu_memory_utilization": opts.gpu_memory_utilization,
+        "kv_dtype": opts.kv_dtype,
+        "speed": float(Fraction(str(opts.speed))),
+        "limit": opts.limit,
+        "on_overflow": opts.on_overflow,
+        "admit": opts.admit,
+        "vmm_tail": opts.vmm_tail,
+        "fail_at": opts.fail_at,
+    }

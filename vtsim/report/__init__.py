@@ -1,0 +1,1 @@
+"""Results for people: tables and explanations. Reads results, computes no metric of its own."""

@@ -1,0 +1,125 @@
+"""Why a request waited, was preempted or missed its prefix: a saved run's decisions, in words.
+
+Reads the tables of `RunResult.save`; decides nothing and computes no metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vtsim.errors import ConfigError
+from vtsim.quantities import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WAITS = {
+    "max_num_seqs": "as many sequences ran as --max-num-seqs allows",
+    "max_batched_tokens": "the step was full (--max-batched-tokens)",
+    "memory": "memory was short",
+    "slots": "no slot of virtual addresses was free",
+    "shortage": "memory was short",
+}
+REJECTIONS = {
+    "max_model_len": "prompt + output exceed max_model_len",
+    "capacity": "it cannot fit even alone",
+}
+
+
+def explain(folder: Path, request: str, policy: str | None = None) -> Iterator[str]:
+    """Lines about one request, for each policy of the run or for one.
+
+    Raises `ConfigError`: no saved run, no such policy or request.
+    """
+    requests, decisions = _read(folder, "requests"), _read(folder, "decisions")
+    policies = list(dict.fromkeys(requests["policy"]))
+    if policy is not None:
+        if policy not in policies:
+            raise ConfigError(f"{folder}: no policy {policy!r} (there are: {', '.join(policies)})")
+        policies = [policy]
+    rows = requests[requests["request"].astype(str) == request]
+    if not len(rows):
+        first = requests["request"].iloc[0]
+        raise ConfigError(f"{folder}: no request {request!r} (the first is {first!r})")
+    for number, label in enumerate(policies):
+        if number:
+            yield ""
+        row = rows[rows["policy"] == label].iloc[0].to_dict()
+        made = decisions[
+            (decisions["policy"] == label) & (decisions["request"].astype(str) == request)
+        ]
+        yield from _story(label, row, made.sort_values("time_s", kind="stable"))
+
+
+def _read(folder: Path, table: str) -> pd.DataFrame:
+    import pandas as pd
+
+    path = folder / f"{table}.parquet"
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder}: not a saved run, {path.name} is missing (replay --out makes it)"
+        )
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _story(label: str, row: dict[str, Any], decisions: pd.DataFrame) -> Iterator[str]:
+    yield (
+        f"{label}: request {row['request']}, {row['prompt_tokens']:,} prompt + "
+        f"{row['output_tokens']:,} output tokens: {_ending(row)}"
+    )
+    yield _line(row["arrival_s"], None, "arrived")
+    made = list(decisions.itertuples(index=False))
+    for position, decision in enumerate(made):
+        following = made[position + 1].time_s if position + 1 < len(made) else None
+        yield _line(decision.time_s, decision.step, _words(decision, following, row))
+    if row["outcome"] == "completed":
+        parts = [
+            f"{name} {format_seconds(row[column])}"
+            for name, column in (
+                ("queue", "queue_s"),
+                ("TTFT", "ttft_s"),
+                ("TPOT", "tpot_s"),
+                ("E2E", "e2e_s"),
+            )
+            if row[column] == row[column]
+        ]
+        yield "  " + ", ".join(parts)
+
+
+def _ending(row: dict[str, Any]) -> str:
+    if row["outcome"] == "rejected":
+        return f"rejected ({row['reason']}: {REJECTIONS.get(row['reason'], 'see the policy')})"
+    times = row["preemptions"]
+    suffix = f", preempted {times} time{'s' if times > 1 else ''}" if times else ""
+    return f"{row['outcome']}{suffix}"
+
+
+def _line(time_s: float, step: int | None, words: str) -> str:
+    where = "" if step is None or step < 0 else f"step {step}"
+    return f"  {time_s:>14.6f} s  {where:<12} {words}"
+
+
+def _words(decision: Any, following: float | None, row: dict[str, Any]) -> str:
+    kind, reason, short = decision.decision, decision.reason, decision.bytes_short
+    missing = f", {format_bytes(short)} short" if short > 0 else ""
+    if kind == "wait":
+        until = "" if following is None else f" for {format_seconds(following - decision.time_s)}"
+        return f"waited{until}: {WAITS.get(reason, reason)}{missing}"
+    if kind == "admit":
+        return f"admitted: {reason} of a prompt of {row['prompt_tokens']:,}"
+    if kind == "readmit":
+        return f"admitted again, to compute anew what it lost: {reason}"
+    if kind == "preempt":
+        return f"preempted, its memory went to others: {WAITS.get(reason, reason)}{missing}"
+    if kind == "reject":
+        return f"rejected: {REJECTIONS.get(reason, reason)}{missing}"
+    if kind == "short":
+        return f"refused: {REJECTIONS.get(reason, reason)}{missing}"
+    if kind == "finish":
+        return "finished"
+    return f"{kind}: {reason}{missing}"
