@@ -29,6 +29,11 @@ _INVERSE = {
 }
 """Copies and swaps need no undoing: what they wrote goes with its mapping or is written again."""
 
+# Plain ints: counting runs once a plan, and looking up an enum's members is half its time.
+_RESERVE, _FREE = int(OpKind.RESERVE), int(OpKind.FREE)
+_CREATE, _DESTROY = int(OpKind.CREATE), int(OpKind.DESTROY)
+_ALLOCATE, _DEALLOCATE = int(OpKind.ALLOCATE), int(OpKind.DEALLOCATE)
+
 
 def device_info(gpu: GpuSpec, *, patched_pages: bool = False) -> DeviceInfo:
     """What a policy may know of a profile's card. `patched_pages`: under vAttention's driver."""
@@ -146,14 +151,16 @@ class SimBackend:
     def _count(self, plan: Plan, calls: int, fails: int) -> Receipt:
         if fails >= 0:
             return _injected(plan, fails)
-        in_use = self._in_use + plan.bytes_taken
+        counts = plan.counts
+        in_use = self._in_use + (counts[_CREATE] - counts[_DESTROY]) * plan.chunk_bytes
+        if plan.allocation_bytes:
+            in_use += (counts[_ALLOCATE] - counts[_DEALLOCATE]) * plan.allocation_bytes
         if in_use > self._available and in_use > self._in_use:
             return Receipt(False, short_bytes=in_use - self._available)
         if in_use < 0:
             raise InvariantError("driver-destroy", "a plan gives back more than is in use")
         self._in_use = in_use
-        counts = plan.counts
-        self._arenas_reserved += counts[OpKind.RESERVE] - counts[OpKind.FREE]
+        self._arenas_reserved += counts[_RESERVE] - counts[_FREE]
         receipt = self._done.get(calls)
         if receipt is None:
             receipt = self._done[calls] = Receipt(True, calls=calls)
