@@ -1,6 +1,7 @@
 """GPU profiles: the bundled ones are sound, and a bad one is refused with file and key."""
 
 import hashlib
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def edited(tmp_path: Path) -> Callable[[str, str], Path]:
         return path
 
     return edit
+
+
+def test_the_bare_name_backends_is_refused() -> None:
+    spec = importlib.util.spec_from_file_location("backends", PROFILES.parent / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    with pytest.raises(ImportError, match="imported as vtsim.backends, not as backends"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_the_bundled_profiles() -> None:
