@@ -45,7 +45,7 @@ class SimBackend:
     """A `MemoryBackend` without a device.
 
     `reserved_bytes` of the capacity are not the plans' (weights, workspace, context). `fail_at`
-    makes the k-th call fail, counted from 1 over all plans as submitted, whether they were executed
+    makes that call fail, counted from 0 over all plans as submitted, whether they were executed
     or refused: so it falls into the same plan with placement on and off.
     """
 
@@ -59,8 +59,8 @@ class SimBackend:
         reserved_bytes: int = 0,
         keep_log: bool = True,
     ) -> None:
-        if fail_at is not None and fail_at < 1:
-            raise ConfigError(f"calls are counted from 1: there is no call {fail_at} to fail")
+        if fail_at is not None and fail_at < 0:
+            raise ConfigError(f"calls are counted from 0: there is no call {fail_at} to fail")
         if not 0 <= reserved_bytes <= info.capacity_bytes:
             raise ConfigError(
                 f"{reserved_bytes} B reserved of {info.capacity_bytes} B on {info.name}"
@@ -97,8 +97,8 @@ class SimBackend:
         before = self._calls_before
         self._calls_before = before + calls
         fails = -1
-        if self._fail_at is not None and before < self._fail_at <= before + calls:
-            fails = self._fail_at - before - 1
+        if self._fail_at is not None and before <= self._fail_at < before + calls:
+            fails = self._fail_at - before
         if self._driver is None:
             receipt = self._count(plan, calls, fails)
         else:

@@ -309,8 +309,8 @@ class TestExecution:
         assert list(memory.calls()) == []
 
     def test_bad_options(self) -> None:
-        with pytest.raises(ConfigError, match="there is no call 0"):
-            backend(fail_at=0)
+        with pytest.raises(ConfigError, match="there is no call -1"):
+            backend(fail_at=-1)
         with pytest.raises(ConfigError, match="41 B reserved of 40 B on toy"):
             backend(reserved_bytes=41)
 
@@ -334,7 +334,7 @@ class TestInjection:
     )
     CALLS = 9
 
-    @pytest.mark.parametrize("call", range(1, CALLS + 1))
+    @pytest.mark.parametrize("call", range(CALLS))
     def test_every_call_can_fail_and_leaves_the_state_before(self, call: int) -> None:
         memory, counted = backend(fail_at=call), backend(False, fail_at=call)
         failed = []
@@ -354,10 +354,10 @@ class TestInjection:
                 assert state(memory) == before
                 assert memory.settle(memory.submit(plan, step)).done
                 assert counted.settle(counted.submit(plan, step)).done
-        assert failed == [call - 1]
+        assert failed == [call]
 
     def test_the_undoing_calls_are_logged_by_their_own_kind(self) -> None:
-        memory = backend(fail_at=3 + 5)
+        memory = backend(fail_at=3 + 4)
         for step, plan in enumerate(self.PLANS[:2]):
             memory.submit(plan, step)
         second = list(memory.calls())[3:]
@@ -370,7 +370,7 @@ class TestInjection:
         assert {call.step for call in second} == {1}
 
     def test_no_injection_past_the_last_call(self) -> None:
-        memory = backend(fail_at=self.CALLS + 1)
+        memory = backend(fail_at=self.CALLS)
         for step, plan in enumerate(self.PLANS):
             assert memory.settle(memory.submit(plan, step)).done
 
@@ -460,7 +460,7 @@ def test_plans_are_all_or_nothing(plans: list[Plan], data: st.DataObject) -> Non
     roomy = DeviceInfo("roomy", 10_000, 2, 1000)
     reference = SimBackend(roomy, KV, placement=True)
     broken = SimBackend(
-        roomy, KV, placement=True, fail_at=data.draw(st.integers(1, calls), label="fail at")
+        roomy, KV, placement=True, fail_at=data.draw(st.integers(0, calls - 1), label="fail at")
     )
     failures = 0
     for step, plan in enumerate(plans):
