@@ -299,29 +299,26 @@ class VTensorPolicy(Policy):
         if missing > 0:
             return self._shortage(missing)
         plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes, steps=steps)
-        if self._placed is not None or need > self._pool.available:
-            for due in range(steps):
-                self._extend_once(plan, due)
-            return self._close(plan)
-        if steps > 1:
-            last = need - growth.demand(steps - 1)
-            peak = growth.peak(steps)
-        self._take(plan, need, None)
-        if steps > 1:
-            new = plan.counts[CREATE] // self._arenas
+        fits = need <= self._pool.available
+        if steps > 1 and fits:
+            last, peak = need - growth.demand(steps - 1), growth.peak(steps)
+            new = max(0, need - self._pool.pooled)
             plan.peak = self._counts(min(peak, new), peak)
             plan.last = self._counts(min(last, new), last)
-        growth.advance(steps)
-        return plan
+        if self._placed is None and fits:
+            self._take(plan, need, None)
+            growth.advance(steps)
+            return plan
+        for due in range(steps):
+            self._extend_once(plan, due)
+        return self._close(plan)
 
     def _extend_once(self, plan: Plan, due: int) -> None:
         """One step of `extend`: evictions fall due with the units they make room for."""
         growth = self._growth
-        if self._placed is None:
-            self._take(plan, growth.demand(1), None)
-        else:
+        self._take(plan, growth.demand(1), None)
+        if self._placed is not None:
             for _, member, units in growth.crossing():
-                self._take(plan, units, None)
                 self._placed.map_new(self._vset[member].slot, units, due)
         growth.advance(1)
 

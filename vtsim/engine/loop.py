@@ -118,6 +118,7 @@ class Engine:
         self._running = False  # a step's kernels are
         self._granted = False  # the decoding sequences have been extended for the next step
         self._preempted = False  # somebody was, in this decision
+        self._retired = False  # memory became reusable in it
         self._event = False  # something happened that the timeline must show
         self._fruitless = 0
         self._prompts = trace.prompt_tokens.tolist()
@@ -210,6 +211,7 @@ class Engine:
             self.leaps
             and launch == end
             and not (following or self._prefilling or self._released)
+            and not (self._preempted or self._retired)
             and self.batch.decoding
         ):
             return self._leap_on(following, launch)
@@ -250,7 +252,7 @@ class Engine:
         nobody is admitted.
         """
         batch = self.batch
-        self._granted = self._preempted = False
+        self._granted = self._preempted = self._retired = False
         while batch.decoding:
             plan = self.policy.extend(batch)
             if isinstance(plan, Plan) and (plan := self._submit(plan)) is None:
@@ -377,6 +379,8 @@ class Engine:
             if affine is None or launch > end or following or self._waiting:
                 return following, launch
             if self._finishes_next() or not self._undisturbed(launch):
+                return following, launch
+            if not self.policy.headroom(self.batch, 1).steps:
                 return following, launch
             self.step += 1
             now, cost = launch, affine.first
@@ -528,6 +532,7 @@ class Engine:
             return False
         self._released = [last for last in released if last > step]
         self._submit(self.policy.retire(step), now)
+        self._retired = True
         return True
 
     def _finish(self, live: Live, end: Tick) -> None:
