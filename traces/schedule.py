@@ -9,6 +9,7 @@ import numpy as np
 
 from vtsim.errors import ConfigError
 from vtsim.request import TICKS_PER_S, IntArray
+from vtsim.traces.draw import Draw
 from vtsim.traces.number import MAX_TICK
 
 PROCESSES = ("poisson", "gamma", "uniform")
@@ -35,16 +36,19 @@ class Schedule:
 
     def times(self, count: int) -> IntArray:
         """`count` arrivals in ticks, ascending from 0; the same for the same values."""
+        gaps_wanted = max(count - 1, 0)
+        draw = Draw(self.seed)
         if self.process == "uniform":
-            gaps = np.full(max(count - 1, 0), 1.0)
+            gaps = np.ones(gaps_wanted)
+        elif self.process == "poisson":
+            gaps = draw.exponential(gaps_wanted)
         else:
-            random = np.random.Generator(np.random.PCG64(self.seed))
-            shape = 1.0 if self.process == "poisson" else self.cv**-2
-            gaps = random.standard_gamma(shape, max(count - 1, 0)) / shape
-        seconds = np.concatenate(([0.0], np.cumsum(gaps))) / self.rate
-        if seconds[-1] * TICKS_PER_S >= MAX_TICK:
+            gaps = draw.gamma(gaps_wanted, self.cv**-2) * self.cv**2
+        if float(gaps.sum()) / self.rate * TICKS_PER_S >= MAX_TICK:
             raise ConfigError(f"rate {self.rate}: the trace is longer than 64-bit picoseconds hold")
-        return np.rint(seconds[:count] * TICKS_PER_S).astype(np.int64)
+        # whole nanoseconds, so that the last bits of a logarithm cannot show
+        steps = np.rint(gaps / self.rate * 1e9).astype(np.int64) * 1000
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(steps)))[:count]
 
     def __str__(self) -> str:
         cv = f", cv {self.cv:g}" if self.process == "gamma" else ""

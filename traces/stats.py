@@ -144,6 +144,7 @@ def arrivals(trace: Trace) -> dict[str, object]:
         "peak_to_mean": None,
         "resolution_s": None,
         "at_start": int((timed == 0).sum()),
+        "made": trace.report.arrivals_made,
     }
     if span > 0:
         result["rate_per_s"] = (len(timed) - 1) * TICKS_PER_S / span
@@ -211,6 +212,15 @@ def warnings(trace: Trace) -> list[str]:
     return found
 
 
+def rows_text(trace: Trace) -> str:
+    """Rows read = kept + dropped by reason, in one line."""
+    report = trace.report
+    dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(report.dropped.items()))
+    return f"{report.rows_read} rows read = {report.rows_kept} kept + " + (
+        f"{sum(report.dropped.values())} dropped ({dropped})" if dropped else "0 dropped"
+    )
+
+
 def describe(trace: Trace) -> dict[str, object]:
     """All of it, as plain values for JSON."""
     report = trace.report
@@ -226,6 +236,7 @@ def describe(trace: Trace) -> dict[str, object]:
             "moved": report.rows_moved,
             "removed_offset_s": report.removed_offset_s,
         },
+        "rows_text": rows_text(trace),
         "requests": len(trace),
         "prompt_tokens": lengths(trace.prompt_tokens),
         "output_tokens": lengths(trace.output_tokens),

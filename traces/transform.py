@@ -15,6 +15,7 @@ import numpy as np
 
 from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import NO_ARRIVAL, TICKS_PER_S, IntArray, Trace
+from vtsim.traces.draw import Draw
 from vtsim.traces.number import MAX_TICK
 from vtsim.traces.waits import inherit_keys
 
@@ -151,6 +152,19 @@ def limit_rows(trace: Trace, limit: int) -> Trace:
     if broken:
         cut.report.warnings.append(f"limit cuts {broken} conversations short")
     return cut
+
+
+def sample_requests(trace: Trace, count: int, seed: int) -> Trace:
+    """Whole conversations, chosen at random until another one would exceed `count` requests."""
+    if count < 1:
+        raise ConfigError(f"requests {count}: must be at least 1")
+    group = groups(trace)
+    sizes = np.bincount(group, minlength=len(trace))
+    starts = np.flatnonzero(sizes)
+    chosen = starts[np.argsort(Draw(seed).uniform(len(starts)), kind="stable")]
+    keep = np.zeros(len(trace), dtype=bool)
+    keep[chosen[np.cumsum(sizes[chosen]) <= count]] = True
+    return select(trace, np.flatnonzero(keep[group]), "not_sampled")
 
 
 def window(trace: Trace, start_s: float, end_s: float) -> Trace:

@@ -1,0 +1,148 @@
+"""Writes a trace for other tools, and says what they cannot hold.
+
+Mooncake JSONL (Mooncake, vLLM timed_trace, Dynamo, SGLang) and AIPerf's `mooncake_trace` input, so
+that the trace that was simulated can be fired at a real server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from vtsim.errors import ConfigError
+from vtsim.request import NO_ARRIVAL, Trace
+from vtsim.traces.native import native_text, to_json
+from vtsim.traces.output import writing
+
+
+def export(trace: Trace, path: str | Path, target: str = "native") -> list[str]:
+    """Writes `trace` at `path` as `target` (see `TARGETS`), whole or not at all.
+
+    Returns what the target cannot hold, one line each; empty if everything survives.
+    """
+    text, losses = TARGETS[check_target(target, path)]
+    lost = losses(trace)
+    with writing(path) as stream:
+        for piece in text(trace):
+            stream.write(piece)
+    return lost
+
+
+def check_target(target: str | None, path: str | Path) -> str:
+    """The target asked for, else by the ending of `path`; ConfigError if there is none such."""
+    if target is None:
+        return "mooncake" if str(path).endswith(".jsonl") else "native"
+    if target not in TARGETS:
+        raise ConfigError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
+    return target
+
+
+def _mooncake_text(trace: Trace) -> Iterator[str]:
+    yield from _rows(trace, _whole_ids(trace), extras=True)
+
+
+def _aiperf_text(trace: Trace) -> Iterator[str]:
+    yield from _rows(trace, _whole_ids(trace), extras=False)
+
+
+def _rows(trace: Trace, ids_of: Callable[[int], list[int]], *, extras: bool) -> Iterator[str]:
+    """One object a line: times in milliseconds, exact."""
+    for row in trace.after:
+        if not _chained(trace, row):
+            raise ConfigError(
+                f"{trace.name}: request {trace.id_of(row)!r} waits for others than the row before "
+                "it of its session, which only the native format can say"
+            )
+    arrival = trace.arrival.tolist()
+    for row in range(len(trace)):
+        item: dict[str, str] = {}
+        if arrival[row] != NO_ARRIVAL:
+            item["timestamp"] = _milliseconds(arrival[row])
+        else:
+            item["delay"] = _milliseconds(trace.wait.get(row, 0))
+        item["input_length"] = str(int(trace.prompt_tokens[row]))
+        item["output_length"] = str(int(trace.output_tokens[row]))
+        if ids := ids_of(row):
+            item["hash_ids"] = json.dumps(ids)
+        session = int(trace.session[row])
+        if session >= 0:
+            item["session_id"] = json.dumps(trace.session_names[session])
+        if extras:
+            if trace.priority[row]:
+                item["priority"] = str(int(trace.priority[row]))
+            for key, value in (trace.extra.get(row) or {}).items():
+                item.setdefault(key, to_json(value))
+        yield "{" + ", ".join(f"{json.dumps(k)}: {v}" for k, v in item.items()) + "}\n"
+
+
+def _whole_ids(trace: Trace) -> Callable[[int], list[int]]:
+    """Hash ids that cover whole prompts, as Mooncake's rule asks: where the end of a prompt is
+    unhashed it gets an id that nothing else has."""
+    if trace.tail_rule != "prefix_only" or not trace.has_hashes:
+        return trace.hash_ids
+    unused = int((trace.run_first + trace.run_count).max())
+
+    def ids_of(row: int) -> list[int]:
+        ids = trace.hash_ids(row)
+        if trace.prompt_tokens[row] % trace.block_size and (ids or trace.session[row] >= 0):
+            ids.append(unused + row)
+        return ids
+
+    return ids_of
+
+
+def _milliseconds(ticks: int) -> str:
+    whole, part = divmod(ticks, 10**9)
+    return f"{whole}.{f'{part:09d}'.rstrip('0')}" if part else str(whole)
+
+
+def _chained(trace: Trace, row: int) -> bool:
+    """True if the row waits for the row before it of its own session: what `delay` can say."""
+    parents = trace.after[row]
+    session = trace.session[row]
+    if len(parents) != 1 or session < 0 or trace.session[parents[0]] != session:
+        return False
+    return not bool((trace.session[parents[0] + 1 : row] == session).any()) and parents[0] < row
+
+
+def _mooncake_losses(trace: Trace) -> list[str]:
+    lost = []
+    if trace.has_hashes and trace.tail_rule == "prefix_only":
+        lost.append("tail_rule: unhashed ends of prompts got hash ids that nothing else has")
+    if trace.has_hashes and trace.block_size != 512:
+        lost.append(
+            f"block_size {trace.block_size}: not stated in the file; read it with "
+            f"--block-size {trace.block_size}"
+        )
+    if trace.ids:
+        lost.append("id")
+    if (trace.turn >= 0).any():
+        lost.append("turn: only implied by the order of a session's rows")
+    if trace.recorded:
+        lost.append(f"recorded of {len(trace.recorded)} requests")
+    if (trace.output_tokens == 0).any():
+        lost.append("requests without output: readers drop them")
+    if trace.source:
+        lost.append("source")
+    return lost
+
+
+def _aiperf_losses(trace: Trace) -> list[str]:
+    lost = _mooncake_losses(trace)
+    if trace.priority.any():
+        lost.append("priority")
+    if trace.extra:
+        lost.append(f"extra of {len(trace.extra)} requests")
+    return lost
+
+
+def _nothing(trace: Trace) -> list[str]:
+    return []
+
+
+TARGETS: dict[str, tuple[Callable[[Trace], Iterator[str]], Callable[[Trace], list[str]]]] = {
+    "native": (native_text, _nothing),
+    "mooncake": (_mooncake_text, _mooncake_losses),
+    "aiperf": (_aiperf_text, _aiperf_losses),
+}
