@@ -148,6 +148,13 @@ def test_a_missing_file_is_called_a_file() -> None:
         ("page_bytes = 67108864", "page_bytes = 4096", "vmm.64MiB.page_bytes: must rise"),
         ('title = "', 'title = 3 #"', "title: must be a text, got 3"),
         ('name = "h200"', "name = ", "not a readable TOML file"),
+        ('name = "h200"', 'name = "h200"\ndecode.x = 3', "decode.x: must be a table, got 3"),
+        ("{ value = 20.0, source", "{ source", "vmm.2MiB.reserve_us.value: missing"),
+        (
+            "granularity_bytes = 2097152",
+            "granularity_bytes = 2097152\npatched_granularity_bytes = 65537",
+            "memory.patched_granularity_bytes: must divide 2097152",
+        ),
         ("assumed = true", "assumed = 1", "source must be a text, assumed true or false"),
     ],
 )
