@@ -29,4 +29,4 @@ def gpus(
                 mark = "assumed: " if key in assumed else ""
                 print(f"  {key}: {mark}{source}")
         elif assumed:
-            print(f"  assumed, without a source: {', '.join(assumed)}")
+            print(f"  {len(assumed)} of {len(gpu.provenance)} numbers are assumed (-v says which)")

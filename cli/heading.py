@@ -9,19 +9,18 @@ from vtsim.api import Replay
 from vtsim.parameters import parameters_of
 from vtsim.quantities import format_bytes
 
-
 INDENT = " " * 9
 
 
-def lines(replay: Replay, width: int, verbose: bool) -> Iterator[str]:
+def lines(replay: Replay, width: int) -> Iterator[str]:
     """The heading, wrapped to `width` columns."""
-    for line in _facts(replay, verbose):
+    for line in _facts(replay):
         yield from textwrap.wrap(
             line, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
         )
 
 
-def _facts(replay: Replay, verbose: bool) -> Iterator[str]:
+def _facts(replay: Replay) -> Iterator[str]:
     trace, report = replay.trace, replay.trace.report
     prompt, output = int(trace.prompt_tokens.sum()), int(trace.output_tokens.sum())
     yield (
@@ -51,9 +50,10 @@ def _facts(replay: Replay, verbose: bool) -> Iterator[str]:
     )
     assumed = gpu.assumed()
     if assumed:
-        shown = assumed if verbose else assumed[:4]
-        more = f" and {len(assumed) - len(shown)} more (-v)" if len(shown) < len(assumed) else ""
-        yield f"         assumed, without a source: {', '.join(shown)}{more}"
+        yield (
+            f"assumed  {len(assumed)} of {len(gpu.provenance)} numbers of the profile have no "
+            f"source: {grouped(assumed)}"
+        )
     yield (
         f"options  max_num_seqs {options.max_num_seqs}, max_batched_tokens "
         f"{options.max_batched_tokens}, gpu_memory_utilization {options.gpu_memory_utilization}, "
@@ -62,7 +62,7 @@ def _facts(replay: Replay, verbose: bool) -> Iterator[str]:
     )
     for number, choice in enumerate(replay.choices):
         shown_parameters = ", ".join(
-            f"{parameter.name} {_shown(getattr(choice.parameters, parameter.name), parameter.unit)}"
+            f"{parameter.name} {parameter.show(getattr(choice.parameters, parameter.name))}"
             for parameter in parameters_of(choice.policy.parameters_type)
         )
         yield (
@@ -72,9 +72,10 @@ def _facts(replay: Replay, verbose: bool) -> Iterator[str]:
         )
 
 
-def _shown(value: object, unit: str) -> str:
-    if unit == "bytes" and isinstance(value, int):
-        return format_bytes(value)
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "none" if value is None else str(value)
+def grouped(keys: list[str]) -> str:
+    """Dotted names, those of one table together: `links: a b; decode.flash: c`."""
+    tables: dict[str, list[str]] = {}
+    for key in keys:
+        table, _, name = key.rpartition(".")
+        tables.setdefault(table, []).append(name)
+    return "; ".join(f"{table}: {' '.join(names)}" for table, names in tables.items())

@@ -75,6 +75,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         status = app(list(arguments), prog_name="vtsim", standalone_mode=False, obj=state)
         sys.stdout.flush()
+    except SystemExit as closed:  # typer's answer to a closed pipe, already quiet
+        return BROKEN_PIPE if closed.code == 1 else int(closed.code or 0)
     except BrokenPipeError:
         _give_up_stdout()
         return BROKEN_PIPE
@@ -90,6 +92,8 @@ def run(arguments: Sequence[str]) -> int:
         context = getattr(error, "ctx", None)
         hint = f" (see '{context.command_path} --help')" if context is not None else ""
         return _fail(message() + hint, state, USAGE_ERROR)
+    if status == INTERRUPTED:  # typer has caught it
+        return _fail("interrupted", state, INTERRUPTED)
     return status if isinstance(status, int) else 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from vtsim.cli.state import Debug
 from vtsim.parameters import parameters_of
-from vtsim.quantities import format_bytes
 from vtsim.registry import POLICIES
 
 
@@ -15,13 +14,6 @@ def policies(debug: Debug = False) -> None:
         print(f"{name}: {policy.summary}")
         print(f"  kernels: {', '.join(policy.kernels)}")
         for parameter in parameters_of(policy.parameters_type):
-            default = parameter.default
-            shown = (
-                format_bytes(default)
-                if parameter.unit == "bytes" and isinstance(default, int)
-                else str(default).lower()
-                if default is None or isinstance(default, bool)
-                else str(default)
-            )
+            default = parameter.show(parameter.default)
             doc = f"  {parameter.doc}" if parameter.doc else ""
-            print(f"  --set {name}.{parameter.name}={shown}  ({parameter.describe()}){doc}")
+            print(f"  --set {name}.{parameter.name}={default}  ({parameter.describe()}){doc}")

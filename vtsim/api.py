@@ -20,6 +20,7 @@ from vtsim.backends.sim import CostModel, SimBackend, VmmTimes, device_info
 from vtsim.budget import Budget, plan_budget
 from vtsim.engine.loop import Engine, Limits
 from vtsim.errors import CapacityError, ConfigError
+from vtsim.memory.journal import Journal
 from vtsim.metrics.progress import Progress, ReportingRecorder
 from vtsim.metrics.recorder import Recorder
 from vtsim.metrics.result import PolicyRun, RunResult
@@ -219,6 +220,8 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
     """One policy through the trace, on a device of its own."""
     trace, gpu, budget, opts = replay.trace, replay.gpu, replay.budget, replay.options
     policy = choice.policy(choice.parameters, placement=opts.placement)
+    if opts.fail_at is not None:  # a plan may be refused, and must then be undone
+        policy = Journal(policy)
     kv = policy.kv_layout(replay.model, replay.tp, replay.max_model_len)
     info = device_info(gpu)
     backend = SimBackend(
@@ -263,6 +266,7 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         kernel=kernel,
         layout=kv.name,
         chunk_bytes=kv.chunk_bytes,
+        details=getattr(policy, "details", dict)(),
         driver_calls=tuple(backend.calls()) if opts.log else None,
     )
 

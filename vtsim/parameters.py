@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from vtsim.errors import ConfigError
-from vtsim.quantities import parse_bytes
+from vtsim.quantities import exact_bytes, parse_bytes
 
 _BOOLEANS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -56,6 +56,16 @@ class Parameter:
                 if not isinstance(value, float) or math.isfinite(value):
                     return value
         raise ValueError(text)
+
+    def show(self, value: object) -> str:
+        """`value` as `parse` reads it back."""
+        if value is None:
+            return "none"
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, int) and self.unit == "bytes":
+            return exact_bytes(value)
+        return str(value)
 
     def describe(self) -> str:
         """What may be written: `int`, `size`, `unmap | park`."""

@@ -58,6 +58,14 @@ def format_bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} B"
 
 
+def exact_bytes(nbytes: int) -> str:
+    """A size that `parse_bytes` reads back as the same number: 2MiB, 1000B."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if nbytes and nbytes % UNITS[unit] == 0:
+            return f"{nbytes // UNITS[unit]}{unit}"
+    return f"{nbytes}B"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration for people: µs, ms, s or h:mm:ss."""
     size = abs(seconds)

@@ -138,7 +138,7 @@ def comparison(result: RunResult, width: int, verbose: bool = False) -> Iterator
     columns = max(1, (width - LABEL_WIDTH - 4) // (COLUMN_WIDTH + 3))
     for start in range(0, len(result.runs), columns):
         yield _table(list(result.runs[start : start + columns]), sections)
-    words = list(_in_words(result))
+    words = [*_details(result), *_in_words(result)]
     yield from ("", *words) if words else ()
 
 
@@ -184,6 +184,17 @@ def _cells(row: Row, runs: list[PolicyRun]) -> list[str]:
         f"[bold]{text}[/bold]" if value == best else text
         for text, value in zip(texts, values, strict=True)
     ]
+
+
+def _details(result: RunResult) -> Iterator[str]:
+    """Facts of one policy only, such as the derived and the measured size of its pool."""
+    for run in result.runs:
+        if run.details:
+            facts = (
+                f"{name.replace('_', ' ')} {value:,}" if type(value) is int else f"{name} {value}"
+                for name, value in run.details.items()
+            )
+            yield f"{run.label}: {', '.join(facts)}"
 
 
 def _in_words(result: RunResult) -> Iterator[str]:
