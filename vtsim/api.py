@@ -33,6 +33,17 @@ from vtsim.traces import load
 from vtsim.traces.pace import scale_speed
 from vtsim.traces.transform import apply_max_context, limit_requests
 
+__all__ = [
+    "DEFAULT_GPU",
+    "DEFAULT_MODEL",
+    "DEFAULT_POLICIES",
+    "Progress",
+    "Replay",
+    "ReplayOptions",
+    "prepare",
+    "replay",
+]
+
 DEFAULT_POLICIES = ("native", "paged", "vtensor")
 DEFAULT_MODEL = "yi-6b"
 DEFAULT_GPU = "a100-80g"
@@ -171,6 +182,7 @@ def _prepare_trace(trace: str | Path | Trace, max_model_len: int, opts: ReplayOp
         trace = apply_max_context(trace, max_model_len, opts.on_overflow)
         trace = scale_speed(trace, opts.speed)
     else:
+        named: dict[str, Any] = dict(opts.reader)
         trace = load(
             trace,
             from_format=opts.from_format,
@@ -179,7 +191,7 @@ def _prepare_trace(trace: str | Path | Trace, max_model_len: int, opts: ReplayOp
             block_size=opts.block_size,
             max_context=max_model_len,
             on_overflow=opts.on_overflow,
-            **opts.reader,
+            **named,
         )
     if not len(trace):
         raise ConfigError(f"{trace.name}: no requests left")
