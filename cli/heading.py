@@ -25,7 +25,12 @@ def _facts(replay: Replay) -> Iterator[str]:
     prompt, output = int(trace.prompt_tokens.sum()), int(trace.output_tokens.sum())
     yield (
         f"trace    {trace.name} ({report.format}): {len(trace):,} requests, "
-        f"{prompt:,} prompt + {output:,} output tokens"
+        f"{prompt:,} prompt + {output:,} output tokens, "
+        + (
+            "sharing unknown"
+            if replay.ideal_hits is None
+            else f"ideal prefix hit {int(replay.ideal_hits.sum()) / prompt:.2%}".replace("%", " %")
+        )
     )
     dropped = sum(report.dropped.values())
     reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(report.dropped.items()))

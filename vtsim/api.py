@@ -26,11 +26,12 @@ from vtsim.metrics.recorder import Recorder
 from vtsim.metrics.result import PolicyRun, RunResult
 from vtsim.options import ReplayOptions
 from vtsim.quantities import format_bytes
-from vtsim.registry import PolicyChoice, choose_policies
-from vtsim.request import Trace
+from vtsim.registry import PolicyChoice, choose_kernels, choose_policies
+from vtsim.request import IntArray, Trace
 from vtsim.spec import GpuSpec, ModelSpec, load_model
 from vtsim.traces import load
 from vtsim.traces.pace import scale_speed
+from vtsim.traces.stats import ideal_prefix_hits
 from vtsim.traces.transform import apply_max_context, limit_requests
 
 __all__ = [
@@ -62,6 +63,8 @@ class Replay:
     choices: tuple[PolicyChoice, ...]
     kernels: Mapping[str, str]
     """Label -> attention kernel."""
+    ideal_hits: IntArray | None
+    """Tokens of each prompt that an infinite prefix cache would hold; None without hashes."""
     options: ReplayOptions
 
     def run(self, progress: Progress | None = None) -> RunResult:
@@ -77,6 +80,7 @@ class Replay:
             options=_shown_options(self.options, self.budget),
             runs=tuple(_run_one(self, choice, progress) for choice in self.choices),
             version=vtsim.__version__,
+            ideal_hits=self.ideal_hits,
         )
 
 
@@ -118,7 +122,7 @@ def prepare(
     """Everything that `replay` does before the first step; takes and raises the same."""
     opts = _options(options)
     choices = _choices(policies, settings or {}, opts)
-    kernels = _kernels(choices, opts)
+    kernels = choose_kernels(choices, opts.kernel)
     spec = model if isinstance(model, ModelSpec) else load_model(model, opts.kv_dtype)
     card = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     spec.check_tp(tp)
@@ -126,8 +130,11 @@ def prepare(
     loaded = _prepare_trace(trace, max_model_len, opts)
     costs = CostModel(spec, card, tp)
     workspace = costs.workspace_bytes(opts.max_batched_tokens, opts.max_num_seqs)
+    ideal = ideal_prefix_hits(loaded) if loaded.has_hashes else None
     budget, card = plan_budget(loaded, spec, card, tp, max_model_len, workspace, opts)
-    return Replay(loaded, spec, card, tp, max_model_len, budget, tuple(choices), kernels, opts)
+    return Replay(
+        loaded, spec, card, tp, max_model_len, budget, tuple(choices), kernels, ideal, opts
+    )
 
 
 def _options(options: Mapping[str, Any]) -> ReplayOptions:
@@ -198,36 +205,6 @@ def _prepare_trace(trace: str | Path | Trace, max_model_len: int, opts: ReplayOp
     return trace
 
 
-def _kernels(choices: list[PolicyChoice], opts: ReplayOptions) -> dict[str, str]:
-    """Label -> kernel: the one asked for, else the policy's first."""
-    asked = opts.kernel
-    if asked is None:
-        asked = {}
-    elif isinstance(asked, str):
-        # One name stands for all policies that can use it: they differ in what they can read.
-        able = {c.label: asked for c in choices if asked in c.policy.kernels}
-        if not able:
-            known = ", ".join(f"{c.label}: {' '.join(c.policy.kernels)}" for c in choices)
-            raise ConfigError(f"no policy here can use kernel {asked!r} ({known})")
-        asked = able
-    labels = [c.label for c in choices]
-    for label in asked:
-        if label not in labels:
-            raise ConfigError(
-                f"kernel for {label!r}: no such policy runs here (these do: {', '.join(labels)})"
-            )
-    chosen = {}
-    for choice in choices:
-        name = asked.get(choice.label, choice.policy.kernels[0])
-        if name not in choice.policy.kernels:
-            raise ConfigError(
-                f"{choice.label} cannot use kernel {name!r} "
-                f"(it can: {', '.join(choice.policy.kernels)})"
-            )
-        chosen[choice.label] = name
-    return chosen
-
-
 def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) -> PolicyRun:
     """One policy through the trace, on a device of its own."""
     trace, gpu, budget, opts = replay.trace, replay.gpu, replay.budget, replay.options
@@ -278,6 +255,7 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         kernel=kernel,
         layout=kv.name,
         chunk_bytes=kv.chunk_bytes,
+        ideal_hits=replay.ideal_hits,
         details=getattr(policy, "details", dict)(),
         driver_calls=tuple(backend.calls()) if opts.log else None,
     )

@@ -166,3 +166,35 @@ def parse_settings(texts: Iterable[str]) -> dict[str, dict[str, object]]:
             raise ConfigError(f"setting {text!r} is not POLICY.PARAM=VALUE")
         settings.setdefault(label, {})[parameter] = value
     return settings
+
+
+def choose_kernels(
+    choices: list[PolicyChoice], asked: str | Mapping[str, str] | None
+) -> dict[str, str]:
+    """Label -> attention kernel: the one asked for (for all that can use it, or by label), else
+    the policy's first. `ConfigError` if a policy cannot use it."""
+    if asked is None:
+        asked = {}
+    elif isinstance(asked, str):
+        # One name stands for all policies that can use it: they differ in what they can read.
+        able = {c.label: asked for c in choices if asked in c.policy.kernels}
+        if not able:
+            known = ", ".join(f"{c.label}: {' '.join(c.policy.kernels)}" for c in choices)
+            raise ConfigError(f"no policy here can use kernel {asked!r} ({known})")
+        asked = able
+    labels = [c.label for c in choices]
+    for label in asked:
+        if label not in labels:
+            raise ConfigError(
+                f"kernel for {label!r}: no such policy runs here (these do: {', '.join(labels)})"
+            )
+    chosen = {}
+    for choice in choices:
+        name = asked.get(choice.label, choice.policy.kernels[0])
+        if name not in choice.policy.kernels:
+            raise ConfigError(
+                f"{choice.label} cannot use kernel {name!r} "
+                f"(it can: {', '.join(choice.policy.kernels)})"
+            )
+        chosen[choice.label] = name
+    return chosen

@@ -93,6 +93,10 @@ DEFINITIONS: dict[str, Definition] = {
     ),
     "prefix.prompt_tokens": Definition("tokens", "prompt tokens of the whole trace"),
     "prefix.hit_rate": Definition("1", "hit_tokens / prompt_tokens"),
+    "trace.ideal_hit_tokens": Definition(
+        "tokens",
+        "prompt tokens that an infinite cache would hold, whole prompts included; null: unknown",
+    ),
     "prefix.rehit_tokens": Definition(
         "tokens", "tokens served from memory when a preempted sequence returned; not in hit_tokens"
     ),

@@ -28,8 +28,11 @@ def _seconds(ticks: IntArray) -> Any:
     return np.where(ticks == UNSET, np.nan, ticks / TICKS_PER_S)
 
 
-def request_frame(trace: Trace, recorder: Recorder) -> pd.DataFrame:
-    """One row a request, in trace order. Times are NaN where they never came."""
+def request_frame(
+    trace: Trace, recorder: Recorder, ideal_hits: IntArray | None = None
+) -> pd.DataFrame:
+    """One row a request, in trace order. Times are NaN where they never came, `ideal_hit_tokens`
+    is missing where the trace tells nothing of sharing."""
     import pandas as pd
 
     count = len(trace)
@@ -68,6 +71,9 @@ def request_frame(trace: Trace, recorder: Recorder) -> pd.DataFrame:
             / TICKS_PER_S,
             "e2e_s": span(last, arrival, answered),
             "hit_tokens": np.array(recorder.hit_tokens, dtype=np.int64),
+            "ideal_hit_tokens": pd.array(
+                [None] * count if ideal_hits is None else ideal_hits, dtype="Int64"
+            ),
             "rehit_tokens": np.array(recorder.rehit_tokens, dtype=np.int64),
             "preemptions": np.array(recorder.preemptions, dtype=np.int64),
         }

@@ -18,7 +18,7 @@ from vtsim.metrics.definitions import as_json
 from vtsim.metrics.recorder import Recorder
 from vtsim.metrics.summary import longest_free, samples_of, summarize
 from vtsim.ports import DriverCall
-from vtsim.request import Trace
+from vtsim.request import IntArray, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +48,8 @@ class PolicyRun:
     compute: str = "model"
     memory_backend: str = "sim"
     clock: str = "virtual"
+    ideal_hits: IntArray | None = None
+    """Tokens of each prompt that an infinite prefix cache would hold; None without hashes."""
     details: Mapping[str, object] = field(default_factory=dict)
     """Facts of this policy only, such as a pool's blocks: JSON values."""
     driver_calls: tuple[DriverCall, ...] | None = None
@@ -78,7 +80,7 @@ class PolicyRun:
     @cached_property
     def requests(self) -> pd.DataFrame:
         """One row a request; see `vtsim.metrics.frames.request_frame`."""
-        return frames.request_frame(self.trace, self.recorder)
+        return frames.request_frame(self.trace, self.recorder, self.ideal_hits)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -116,6 +118,8 @@ class RunResult:
     """The options that change results: JSON values."""
     runs: tuple[PolicyRun, ...]
     version: str
+    ideal_hits: IntArray | None = None
+    """As `PolicyRun.ideal_hits`: it depends on the trace only."""
 
     def __getitem__(self, label: str) -> PolicyRun:
         """The run of a policy, by its label (its name, unless it was given another)."""
@@ -167,6 +171,9 @@ class RunResult:
                 "requests": len(trace),
                 "prompt_tokens": exact.total(trace.prompt_tokens),
                 "output_tokens": exact.total(trace.output_tokens),
+                "ideal_hit_tokens": None
+                if self.ideal_hits is None
+                else exact.total(self.ideal_hits),
                 "format": report.format,
                 "rows_read": report.rows_read,
                 "rows_kept": report.rows_kept,

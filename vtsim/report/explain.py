@@ -104,6 +104,18 @@ def _line(time_s: float, step: int | None, words: str) -> str:
     return f"  {time_s:>14.6f} s  {where:<12} {words}"
 
 
+def _missed(row: dict[str, Any]) -> str:
+    """What of the prompt had come before in the trace and was not in memory."""
+    ideal = row["ideal_hit_tokens"]
+    if ideal != ideal or ideal is None:
+        return "; the trace does not say what its prompt shares"
+    ideal = min(int(ideal), row["prompt_tokens"] - 1)  # one token is always computed
+    missed = ideal - row["hit_tokens"]
+    if missed > 0:
+        return f"; {missed:,} more had come before: evicted, not kept, or still being computed"
+    return f", all that had come before it in {row['prompt_tokens']:,} prompt tokens"
+
+
 def _words(decision: Any, following: float | None, row: dict[str, Any]) -> str:
     kind, reason, short = decision.decision, decision.reason, decision.bytes_short
     missing = f", {format_bytes(short)} short" if short > 0 else ""
@@ -111,7 +123,7 @@ def _words(decision: Any, following: float | None, row: dict[str, Any]) -> str:
         until = "" if following is None else f" for {format_seconds(following - decision.time_s)}"
         return f"waited{until}: {WAITS.get(reason, reason)}{missing}"
     if kind == "admit":
-        return f"admitted: {reason} of a prompt of {row['prompt_tokens']:,}"
+        return f"admitted: {reason}{_missed(row)}"
     if kind == "readmit":
         return f"admitted again, to compute anew what it lost: {reason}"
     if kind == "preempt":
