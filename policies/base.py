@@ -31,6 +31,8 @@ class Policy:
     kernels: ClassVar[tuple[str, ...]] = ("flash",)
     """Kernel families the policy can use; the first is its default."""
     lookahead: int = 1
+    fenced: ClassVar[bool] = True
+    """False: memory is reused in stream order only, so nothing waits for `retire`."""
 
     def __init__(self, parameters: Any = None, *, placement: bool = False) -> None:
         self.options = self.parameters_type() if parameters is None else parameters

@@ -81,6 +81,7 @@ class PagedPolicy(Policy):
     summary = "PagedAttention: a static pool of 16-token blocks, hash prefix cache (vLLM v1)"
     parameters_type = PagedParameters
     kernels = ("flash_paged", "paged_v2")
+    fenced = False
     options: PagedParameters
 
     def setup(self, device: DeviceInfo, kv: KVLayout, limit_bytes: int) -> Plan:
@@ -185,7 +186,7 @@ class PagedPolicy(Policy):
 
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         """Taking a free block is no driver's work, evicted content or not."""
-        return Headroom(self._growth.within(self._fresh + self._free_blocks, at_most))
+        return Headroom(self._growth.within(self._fresh + self._free_blocks, at_most)[0])
 
     def release(self, seq: Sequence, keep: Keep, step: int) -> Plan:
         """Blocks are reused in stream order, so they are free at once: its tail first."""

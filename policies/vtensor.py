@@ -301,7 +301,7 @@ class VTensorPolicy(Policy):
         plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes, steps=steps)
         fits = need <= self._pool.available
         if steps > 1 and fits:
-            last, peak = need - growth.demand(steps - 1), growth.peak(steps)
+            last, peak = growth.last(steps), growth.peak(steps)
             new = max(0, need - self._pool.pooled)
             plan.peak = self._counts(min(peak, new), peak)
             plan.last = self._counts(min(last, new), last)
@@ -329,15 +329,12 @@ class VTensorPolicy(Policy):
         return counts
 
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
-        growth = self._growth
-        steps = growth.within(self._pool.available, min(at_most, growth.until_wake()))
-        if steps == 0:
-            return Headroom(0)
-        peak = growth.peak(steps)
-        if not peak:
+        growth, pool = self._growth, self._pool
+        steps, need = growth.within(pool.available, min(at_most, growth.until_wake()))
+        if not need:
             return Headroom(steps)
-        new = peak if growth.demand(steps) > self._pool.pooled else 0
-        return Headroom(steps, self._counts(new, peak))
+        peak = growth.peak(steps)
+        return Headroom(steps, self._counts(peak if need > pool.pooled else 0, peak))
 
     # -- release and retire -----------------------------------------------------------------------
 

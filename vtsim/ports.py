@@ -62,6 +62,8 @@ class MemoryPolicy(Protocol):
     """Kernel families the policy can use, its default first."""
     lookahead: int
     """L of DESIGN 1: 0 submits a step's plans when it is launched, >= 1 one step ahead."""
+    fenced: bool
+    """False: what `release` gives up is reused in stream order only, and `retire` has no work."""
 
     def kv_layout(self, model: ModelSpec, tp: int, max_model_len: int) -> KVLayout: ...
 

@@ -11,6 +11,10 @@ import heapq
 from vtsim.request import NO_ARRIVAL, Tick, Trace
 
 
+NEVER: Tick = 1 << 62
+"""Later than any arrival."""
+
+
 class Arrivals:
     """Rows in order of (arrival, row)."""
 
@@ -35,16 +39,17 @@ class Arrivals:
                 self._followers.setdefault(before, []).append(row)
             if not befores:
                 heapq.heappush(self._due, (trace.wait.get(row, 0), row))
-        self.closed_loop = bool(self._missing)
-
-    def next_at(self) -> Tick | None:
+        self.next_at: Tick = NEVER
         """When the next row arrives, as far as is known now."""
-        at = None
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        at = NEVER
         if self._next < len(self._order):
             at = self._times[self._order[self._next]]
-        if self._due and (at is None or self._due[0][0] < at):
+        if self._due and self._due[0][0] < at:
             at = self._due[0][0]
-        return at
+        self.next_at = at
 
     def take(self, now: Tick) -> list[tuple[Tick, int]]:
         """(arrival, row) of all that have arrived by `now`, in order."""
@@ -58,6 +63,7 @@ class Arrivals:
             while self._due and self._due[0][0] <= now:
                 taken.append(heapq.heappop(self._due))
             taken.sort()
+        self._look_ahead()
         return taken
 
     def answered(self, row: int, at: Tick) -> None:
@@ -68,6 +74,7 @@ class Arrivals:
             if not self._missing[follower]:
                 del self._missing[follower], self._latest[follower]
                 heapq.heappush(self._due, (latest + self._wait.get(follower, 0), follower))
+                self._look_ahead()
 
     def stranded(self) -> list[int]:
         """Rows that wait for rows that will never be answered (a cycle)."""

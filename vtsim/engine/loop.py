@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import simpy
 
-from vtsim.engine.arrivals import Arrivals
+from vtsim.engine.arrivals import NEVER, Arrivals
 from vtsim.engine.pace import span, steps_until
 from vtsim.engine.worker import MemoryWorker
 from vtsim.errors import BackendError, CapacityError, VtsimError
@@ -141,7 +141,8 @@ class Engine:
         while True:
             now: Tick = env.now  # type: ignore[assignment]
             self._now = now
-            self._receive(now)
+            if self.arrivals.next_at <= now:
+                self._receive(now)
             usage, free_bytes = self.policy.usage(), self.backend.free_bytes()
             self._event = work is None
             if work is not None:
@@ -174,8 +175,8 @@ class Engine:
         if self._waiting or self.batch.running:
             self._stall()
             return now
-        coming = self.arrivals.next_at()
-        return -1 if coming is None else coming
+        coming = self.arrivals.next_at
+        return -1 if coming == NEVER else coming
 
     def _receive(self, now: Tick) -> None:
         """Arrivals up to now join `waiting`."""
@@ -186,6 +187,11 @@ class Engine:
                 seq.output_content = self.trace.output_content(row)
             live = Live(seq, (self._priorities[row], arrival, row))
             self._live[row] = live
+            longest = self._prompts[row] + self._outputs[row]
+            if longest > self.limits.max_model_len:
+                self.recorder.reject(row, now, "max_model_len", self.step + 1)
+                self._answer(row, now)
+                continue
             heapq.heappush(self._waiting, (live.rank, live))
 
     # -- Algorithm 1 ------------------------------------------------------------------------------
@@ -425,8 +431,8 @@ class Engine:
         steps = min(self._next_finish() - self.step, affine.until + 1)
         if steps <= 1:
             return 0
-        coming = self.arrivals.next_at()
-        if coming is not None:
+        coming = self.arrivals.next_at
+        if coming != NEVER:
             # Step s + i is decided at the launch of s + i - 1, which must lie before the arrival.
             if end >= coming:
                 return 0
@@ -452,8 +458,7 @@ class Engine:
 
     def _undisturbed(self, launch: Tick) -> bool:
         """Nobody will have arrived by then."""
-        coming = self.arrivals.next_at()
-        return coming is None or coming > launch
+        return self.arrivals.next_at > launch
 
     def _decoding_work(self) -> Work:
         work = Work()
@@ -523,7 +528,8 @@ class Engine:
             live.generated += decoded
             live.finish_step = -1
         self._submit(self.policy.release(seq, keep if seq.content else Keep.NONE, self.step))
-        self._released.append(self.step)
+        if self.policy.fenced:
+            self._released.append(self.step)
 
     def _retire(self, step: int, now: Tick | None = None) -> bool:
         """Tell the policy that the kernels of `step` have ended; True if somebody had left by then."""

@@ -125,11 +125,47 @@ class Growth:
         full, part = divmod(steps, self._period)
         need = full * self._count * self._units_in_period if full else 0
         if part:
-            for low, high, units in self._ranges(part):
-                need += units * self._span(low, high)
+            hist, period = self._hist, self._period
+            start = self._clock + self._lead
+            for crossing, units in self._crossings:
+                # The members that cross in step j have phase crossing - start - j, mod period.
+                high = (crossing - start) % period + 1
+                low = high - part
+                if low >= 0:
+                    need += units * (sum(hist[low:high]) if part > 1 else hist[low])
+                else:
+                    need += units * (sum(hist[low + period :]) + sum(hist[:high]))
         if self._wakes and self._next_wake() < self._clock + steps:
             need += sum(self._late(member, steps) for member in self._sleepers(steps))
         return need
+
+    def last(self, steps: int) -> int:
+        """Units that the last of the next `steps` steps needs, nobody waking before it. Pure."""
+        start = self._clock + self._lead + steps - 1
+        hist, period = self._hist, self._period
+        need = 0
+        for crossing, units in self._crossings:
+            need += units * hist[(crossing - start) % period]
+        return need
+
+    def peak(self, steps: int) -> int:
+        """An upper bound of the units needed in any one of the next `steps` steps. Pure."""
+        hist, period = self._hist, self._period
+        start = self._clock + self._lead
+        span = steps if steps < period else period
+        bound = 0
+        for crossing, units in self._crossings:
+            high = (crossing - start) % period + 1
+            low = high - span
+            if low >= 0:
+                most = max(hist[low:high])
+            else:
+                most = max(max(hist[low + period :]), max(hist[:high]))
+            bound += units * most
+        if self._wakes and self._next_wake() < self._clock + steps:
+            most_units = max(n for _, n in self._crossings)
+            bound += most_units * sum(1 for _ in self._sleepers(steps))
+        return bound
 
     def crossing(self) -> list[tuple[int, int, int]]:
         """(order, member, new units) of all that need units in the next step, in batch order."""
@@ -142,44 +178,32 @@ class Growth:
         found.sort()
         return found
 
-    def peak(self, steps: int) -> int:
-        """An upper bound of the units needed in any one of the next `steps` steps."""
-        span = min(steps, self._period)
-        hist, period = self._hist, self._period
-        bound = 0
-        for low, high, units in self._ranges(span):
-            if low >= 0:
-                most = max(hist[low:high])
-            else:
-                most = max(max(hist[low + period :], default=0), max(hist[:high], default=0))
-            bound += units * most
-        if self._wakes and self._next_wake() < self._clock + steps:
-            most_units = max(n for _, n in self._crossings)
-            bound += most_units * sum(1 for _ in self._sleepers(steps))
-        return bound
-
     def until_wake(self) -> int:
         """Steps before a sleeping member starts to need units; a large number if none sleeps."""
         return self._next_wake() - self._clock if self._wakes else 1 << 60
 
-    def within(self, units: int, at_most: int) -> int:
-        """The largest number of steps <= `at_most` whose demand is <= `units`."""
+    def within(self, units: int, at_most: int) -> tuple[int, int]:
+        """The largest number of steps <= `at_most` whose demand is <= `units`, and that demand."""
         if at_most <= 0:
-            return 0
-        if self.demand(at_most) <= units:
-            return at_most
-        low, high = 0, at_most
+            return 0, 0
+        need = self.demand(at_most)
+        if need <= units:
+            return at_most, need
+        low, high, need = 0, at_most, 0
         while high - low > 1:
             middle = (low + high) // 2
-            if self.demand(middle) <= units:
-                low = middle
+            asked = self.demand(middle)
+            if asked <= units:
+                low, need = middle, asked
             else:
                 high = middle
-        return low
+        return low, need
 
     def advance(self, steps: int) -> None:
         """`steps` steps have been granted."""
         self._clock += steps
+        if not self._wakes:
+            return
         while self._wakes and self._wakes[0][0] <= self._clock:
             wake, member = heapq.heappop(self._wakes)
             if self._asleep.get(member) == wake:
@@ -195,21 +219,6 @@ class Growth:
         self._count += 1
         if self._buckets is not None:
             self._buckets[phase][member] = self._orders[member]
-
-    def _ranges(self, steps: int) -> Iterator[tuple[int, int, int]]:
-        """(low, high, units): members whose phase lies there cross within `steps` <= period steps;
-        a negative low wraps around the end of the histogram."""
-        period = self._period
-        start = self._clock + self._lead
-        for crossing, units in self._crossings:
-            high = (crossing - start) % period + 1
-            yield high - steps, high, units
-
-    def _span(self, low: int, high: int) -> int:
-        hist = self._hist
-        if low >= 0:
-            return sum(hist[low:high])
-        return sum(hist[low + self._period :]) + sum(hist[:high])
 
     def _next_wake(self) -> int:
         wakes, asleep = self._wakes, self._asleep

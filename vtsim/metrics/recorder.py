@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
+from operator import add
 
 from vtsim.errors import InvariantError
 from vtsim.plan import KINDS, MemoryUsage, Phase
@@ -223,10 +224,7 @@ class Recorder:
 
     def work(self, phase: Phase, counts: list[int], busy: Tick) -> None:
         """Operations by kind, carried out in `busy` ticks of the memory worker."""
-        row = self.counts[phase]
-        for kind, count in enumerate(counts):
-            if count:
-                row[kind] += count
+        self.counts[phase] = list(map(add, self.counts[phase], counts))
         self.busy[phase] += busy
 
     def expose(self, phase: Phase, ticks: Tick) -> None:

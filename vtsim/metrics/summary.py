@@ -11,19 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from vtsim.errors import InvariantError
 from vtsim.metrics import exact
 from vtsim.metrics.definitions import CATEGORIES, FREE_AMOUNTS, LATENCY_PERCENTILES
 from vtsim.metrics.recorder import SAMPLE_COLUMNS, Outcome, Recorder
 from vtsim.plan import OpKind, Phase
-from vtsim.request import TICKS_PER_S, IntArray, Tick, Trace
+from vtsim.request import NO_ARRIVAL, TICKS_PER_S, IntArray, Tick, Trace
 
 SERVING = (Phase.CREATE, Phase.PREFILL, Phase.EXTEND, Phase.RETIRE, Phase.LIMIT)
 """The phases that happen while requests are served; set-up and teardown lie outside the run."""
 
 
 def samples_of(recorder: Recorder) -> IntArray:
-    """Memory samples, shape (samples, len(SAMPLE_COLUMNS)); a copy."""
-    flat = np.array(recorder.samples, dtype=np.int64)
+    """Memory samples, shape (samples, len(SAMPLE_COLUMNS)); a view: nothing is recorded any more."""
+    flat = np.frombuffer(recorder.samples, dtype=np.int64)
     return flat.reshape(-1, len(SAMPLE_COLUMNS))
 
 
@@ -55,6 +56,9 @@ def completed(trace: Trace, recorder: Recorder) -> Completed:
     outcome = np.frombuffer(bytes(recorder.outcome), dtype=np.uint8)
     rows = np.flatnonzero(outcome == Outcome.COMPLETED)
     arrival = arrivals(trace, recorder)[rows]
+    if (arrival == NO_ARRIVAL).any():
+        row = int(rows[np.flatnonzero(arrival == NO_ARRIVAL)[0]])
+        raise InvariantError("arrival-known", f"row {row} completed and never arrived")
     first = np.array(recorder.first_token_at, dtype=np.int64)[rows]
     last = np.array(recorder.finished_at, dtype=np.int64)[rows]
     admitted = np.array(recorder.admitted_at, dtype=np.int64)[rows]
