@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from vtsim.api import Progress as Report
 
@@ -17,12 +25,9 @@ PATIENCE_S = 1.0
 
 
 def console(to_stderr: bool = False) -> Console:
-    """As wide as the terminal; 120 columns where there is none and COLUMNS does not say."""
-    stream = sys.stderr if to_stderr else sys.stdout
-    made = Console(file=stream, highlight=False, soft_wrap=False)
-    if not made.is_terminal and "COLUMNS" not in made._environ:
-        made.width = 120
-    return made
+    """As wide as the terminal or COLUMNS says; 120 columns where neither does."""
+    width = shutil.get_terminal_size((120, 24)).columns
+    return Console(file=sys.stderr if to_stderr else sys.stdout, width=width, highlight=False)
 
 
 @contextmanager
@@ -38,7 +43,7 @@ def progress_bar(wanted: bool) -> Iterator[Report | None]:
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    tasks: dict[str, int] = {}
+    tasks: dict[str, TaskID] = {}
     begun = monotonic()
 
     def report(label: str, done: int, total: int) -> None:
@@ -48,7 +53,7 @@ def progress_bar(wanted: bool) -> Iterator[Report | None]:
             bar.start()
         if label not in tasks:
             tasks[label] = bar.add_task(label, total=total)
-        bar.update(tasks[label], completed=done)  # type: ignore[arg-type]
+        bar.update(tasks[label], completed=done)
 
     try:
         yield report

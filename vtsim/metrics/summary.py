@@ -23,7 +23,7 @@ SERVING = (Phase.CREATE, Phase.PREFILL, Phase.EXTEND, Phase.RETIRE, Phase.LIMIT)
 
 
 def samples_of(recorder: Recorder) -> IntArray:
-    """Memory samples, shape (samples, len(SAMPLE_COLUMNS)); a view: nothing is recorded any more."""
+    """Memory samples, shape (samples, len(SAMPLE_COLUMNS)); a view, so recording must be over."""
     flat = np.frombuffer(recorder.samples, dtype=np.int64)
     return flat.reshape(-1, len(SAMPLE_COLUMNS))
 
