@@ -115,6 +115,11 @@ class TraceBuilder:
         self.report.rows_read += 1
         return row
 
+    @property
+    def waits(self) -> int:
+        """Rows that wait for others."""
+        return len(self._after)
+
     def add_plain(self, arrival: int, prompt: int, output: int) -> None:
         """Adds a request that states nothing else, fast."""
         self.arrivals.append(arrival)
@@ -129,6 +134,10 @@ class TraceBuilder:
 
     def set_parents(self, row: int, after: tuple[int, ...]) -> None:
         self._after[row] = after
+
+    def set_recorded(self, row: int, recorded: Mapping[str, object]) -> None:
+        """What was measured of `row`, where that is known later than the row."""
+        self._recorded[row] = recorded
 
     def drop(self, reason: str) -> None:
         """Counts a row that was read and is not kept."""

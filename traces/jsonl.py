@@ -47,8 +47,8 @@ def _malformed(where: Where, text: bytes, error: Exception) -> TraceFormatError:
             return where.error("malformed JSON: the line ends inside an object (cut off?)")
         return where.error(f"malformed JSON: {message}")
     offset = int(found[1])
-    while offset < len(text) and text[offset : offset + 1].isspace():
-        offset += 1
+    if "trailing" in message:  # msgspec counts one more here
+        offset -= 1
     column = len(text[:offset].decode(errors="replace")) + 1
     if "trailing" in message:
         rest = text[offset:].lstrip()

@@ -77,12 +77,14 @@ class NativeReader:
             if not isinstance(value, Iterator):
                 raise where.error("is not a list", key, value)
             if _NEEDED <= header.keys():
+                _check_format(where, header)
                 rows = _Rows(source, header, options)
                 rows.add_all(value)
         where.line = 1
         for key in ("format", "version"):
             if key not in header:
                 raise where.error("is missing", key)
+        _check_format(where, header)
         if not seen:
             raise where.error("is missing", "requests")
         if rows is None:  # the header is known now, wherever it stands: read again
@@ -96,9 +98,13 @@ class NativeReader:
 _NEEDED = frozenset(("format", "version", "block_size", "tail_rule", "hash_scope"))
 
 
+def _check_format(where: Where, header: dict[str, Any]) -> None:
+    """Asked when the version is known: a future version may call itself something else."""
+    if header["format"] != FORMAT:
+        raise where.error(f"is not {FORMAT!r}", "format", header["format"])
+
+
 def _check_header(where: Where, key: str, value: object) -> None:
-    if key == "format" and value != FORMAT:
-        raise where.error(f"is not {FORMAT!r}", key, value)
     if key == "version" and (type(value) is not int or value != VERSION):
         raise where.error(f"version {value!r} is unknown; this vtsim reads version {VERSION}", key)
     if key == "block_size" and value is not None:

@@ -24,8 +24,22 @@ GROUP = "vtsim.readers"
 
 _BUILT_IN = {
     "native": "vtsim.traces.native:READER",
+    "weka": "vtsim.traces.weka:READER",
+    "bailian": "vtsim.traces.bailian:READER",
+    "llmservingsim-bench": "vtsim.traces.measured:SERVINGSIM_BENCH",
+    "llmservingsim": "vtsim.traces.servingsim:READER",
+    "aiperf-results": "vtsim.traces.measured:AIPERF_RESULTS",
+    "vllm-bench": "vtsim.traces.measured:VLLM_BENCH",
+    "tracelab": "vtsim.traces.tracelab:READER",
+    "burstgpt": "vtsim.traces.burstgpt:READER",
     "azure": "vtsim.traces.azure:READER",
+    "splitwise": "vtsim.traces.columns:SPLITWISE",
+    "vidur": "vtsim.traces.columns:VIDUR",
+    "vidur-lengths": "vtsim.traces.columns:LENGTHS",
+    "otel": "vtsim.traces.otel:READER",
+    "sharegpt": "vtsim.traces.sharegpt:READER",
     "mooncake": "vtsim.traces.mooncake:READER",
+    "prompts": "vtsim.traces.prompts:READER",
 }
 """In the order of detection: the more particular first."""
 

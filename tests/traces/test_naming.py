@@ -27,7 +27,9 @@ def turn(session: str, number: int, prompt: int, output: int, **more: Any) -> di
 def test_turns_of_a_session_without_hash_ids_are_prefixes_of_one_stream(tmp_path: Path) -> None:
     trace = make(tmp_path, [turn("a", 0, 10, 5), turn("a", 1, 20, 5), turn("b", 0, 7, 2)])
     a, b = trace.session_names.index("a"), trace.session_names.index("b")
-    rows = {(int(s), int(t)): r for r, (s, t) in enumerate(zip(trace.session, trace.turn))}
+    rows = {
+        (int(s), int(t)): r for r, (s, t) in enumerate(zip(trace.session, trace.turn, strict=True))
+    }
     first, second, other = rows[a, 0], rows[a, 1], rows[b, 0]
     ((base, length),) = trace.content(first)
     assert length == 10

@@ -1,0 +1,278 @@
+"""Results of runs that were measured, with their latencies under `recorded`.
+
+LLMServingSim's bench (`requests.jsonl`), AIPerf's `profile_export.jsonl`, vLLM's
+`--save-result --save-detailed` JSON. What failed, was cancelled or belongs to a warm-up is dropped
+and counted. Absent is unknown, never 0. No sharing is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from vtsim.errors import TraceFormatError
+from vtsim.request import TICKS_PER_S, Tick, Trace
+from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.jsondoc import JsonDocument
+from vtsim.traces.jsonl import objects
+from vtsim.traces.number import Where
+from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.source import Source
+
+
+class ServingSimBenchReader:
+    """A row's stamps but `arrival_time` are of another clock, which `queued_ts` ties to it: the
+    least difference of the two is taken as no delay, and latencies count from the arrival."""
+
+    name = "llmservingsim-bench"
+    summary = "LLMServingSim bench results JSONL"
+    options: dict[str, str] = {}
+
+    def detects(self, head: Head) -> bool:
+        return head.has("input_toks", "output_toks", "arrival_time")
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        builder = TraceBuilder(source, self.name)
+        where = builder.where
+        known = frozenset(
+            (
+                *("request_id", "input_toks", "output_toks", "arrival_time", "queued_ts"),
+                *("scheduled_ts", "first_token_ts", "last_token_ts"),
+            )
+        )
+        stamps: list[tuple[dict[str, object], Tick, int, dict[str, Tick]]] = []
+        names: set[object] = set()
+        for row in objects(source, where):
+            arrival = where.ticks(row.get("arrival_time"), "arrival_time", "s")
+            prompt = where.count(row.get("input_toks"), "input_toks")
+            output = where.count(row.get("output_toks"), "output_toks")
+            if builder.drop_if_empty(prompt, output):
+                continue
+            at = {
+                key: where.ticks(row[key], key, "s")
+                for key in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+                if row.get(key) is not None
+            }
+            recorded: dict[str, object] = {}
+            extra = {key: row[key] for key in row if key not in known}
+            builder.note_unknown(extra)
+            request_id = _name(where, row.get("request_id"), names)
+            stamps.append((recorded, arrival, output, at))
+            number = builder.add(arrival, prompt, output, request_id=request_id, extra=extra)
+            builder.set_recorded(number, recorded)
+        offsets = [at["queued_ts"] - arrival for _, arrival, _, at in stamps if "queued_ts" in at]
+        offset = min(offsets, default=None)
+        for recorded, arrival, output, at in stamps:
+            _latencies(recorded, None if offset is None else arrival + offset, output, at)
+        return builder.finish()
+
+
+def _latencies(
+    recorded: dict[str, object], arrival: Tick | None, output: int, at: dict[str, Tick]
+) -> None:
+    first, last = at.get("first_token_ts"), at.get("last_token_ts")
+    if arrival is not None:
+        if first is not None:
+            recorded["ttft_s"] = _seconds(first - arrival)
+        if last is not None:
+            recorded["duration_s"] = _seconds(last - arrival)
+        if "scheduled_ts" in at:
+            recorded["queue_s"] = _seconds(at["scheduled_ts"] - arrival)
+    if first is not None and last is not None and output > 1:
+        recorded["tpot_s"] = _seconds((last - first) / (output - 1))
+
+
+def _seconds(ticks: float) -> float:
+    return ticks / TICKS_PER_S
+
+
+def _name(where: Where, name: object, names: set[object]) -> object:
+    if name is None:
+        return None
+    if type(name) not in (int, str):
+        raise where.error("is neither an integer nor a string", "request_id", name)
+    if name in names:
+        raise where.error("stands twice", "request_id", name)
+    names.add(name)
+    return name
+
+
+class AiperfResultsReader:
+    """AIPerf's per-request records; metrics carry their unit."""
+
+    name = "aiperf-results"
+    summary = "AIPerf profile_export.jsonl"
+    options: dict[str, str] = {}
+    _UNITS = {"ns": "ns", "us": "us", "ms": "ms", "s": "s", "sec": "s", "seconds": "s"}
+    _TIMES = {
+        "time_to_first_token": "ttft_s",
+        "request_latency": "duration_s",
+        "inter_token_latency": "tpot_s",
+    }
+
+    def detects(self, head: Head) -> bool:
+        return head.has("metadata", "metrics")
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        builder = TraceBuilder(source, self.name)
+        where = builder.where
+        for row in objects(source, where):
+            about, metrics = row.get("metadata"), row.get("metrics")
+            if type(about) is not dict or type(metrics) is not dict:
+                raise where.error("is not an object", "metadata" if metrics else "metrics")
+            reason = self._why_not(row, about, metrics)
+            if reason:
+                builder.drop(reason)
+                continue
+            start = where.ticks(about.get("request_start_ns"), "metadata.request_start_ns", "ns")
+            prompt = self._count(where, metrics, "input_sequence_length")
+            output = self._count(where, metrics, "output_sequence_length", "output_token_count")
+            if builder.drop_if_empty(prompt, output):
+                continue
+            recorded: dict[str, object] = {}
+            for tag, name in self._TIMES.items():
+                if tag in metrics:
+                    recorded[name] = self._time(where, metrics, tag)
+            end = about.get("request_end_ns")
+            if end is not None and "duration_s" not in recorded:
+                ticks = where.ticks(end, "metadata.request_end_ns", "ns") - start
+                recorded["duration_s"] = _seconds(ticks)
+            session = about.get("conversation_id")
+            turn = about.get("turn_index")
+            builder.add(
+                start,
+                prompt,
+                output,
+                session=None if session is None else str(session),
+                recorded=recorded,
+                extra={} if turn is None else {"turn_index": turn},
+            )
+        return builder.finish()
+
+    @staticmethod
+    def _why_not(row: dict[str, Any], about: dict[str, Any], metrics: dict[str, Any]) -> str:
+        if about.get("benchmark_phase", "profiling") != "profiling":
+            return "warm_up"
+        if about.get("was_cancelled"):
+            return "cancelled"
+        if row.get("error") is not None:
+            return "failed"
+        if "input_sequence_length" not in metrics:
+            return "unknown_prompt_length"
+        if not {"output_sequence_length", "output_token_count"} & metrics.keys():
+            return "unknown_output_length"
+        return ""
+
+    @staticmethod
+    def _value(where: Where, metrics: dict[str, Any], tag: str) -> tuple[object, object]:
+        metric = metrics[tag]
+        if type(metric) is not dict:
+            raise where.error("is not an object", f"metrics.{tag}", metric)
+        return metric.get("value"), metric.get("unit")
+
+    def _count(self, where: Where, metrics: dict[str, Any], *tags: str) -> int:
+        tag = next(tag for tag in tags if tag in metrics)
+        return where.count(self._value(where, metrics, tag)[0], f"metrics.{tag}.value")
+
+    def _time(self, where: Where, metrics: dict[str, Any], tag: str) -> float:
+        value, unit = self._value(where, metrics, tag)
+        if unit not in self._UNITS:
+            raise where.error("is no known unit of time", f"metrics.{tag}.unit", unit)
+        return _seconds(where.ticks(value, f"metrics.{tag}.value", self._UNITS[str(unit)]))
+
+
+class VllmBenchReader:
+    """One JSON document with a list for each quantity."""
+
+    name = "vllm-bench"
+    summary = "vLLM bench result JSON (--save-result --save-detailed)"
+    options: dict[str, str] = {}
+    _LISTS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
+
+    def detects(self, head: Head) -> bool:
+        return head.has("input_lens", "output_lens") or head.has("num_prompts", "completed")
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        where = source.where()
+        where.line = 1
+        lists: dict[str, list[Any]] = {}
+        lines: dict[str, int] = {}
+        about: dict[str, object] = {}
+        for key, line, value in JsonDocument(source).members():
+            where.line = lines[key] = line
+            if key in self._LISTS and value is not None:
+                if type(value) is not list:
+                    raise where.error("is not a list", key, value)
+                lists[key] = value
+            elif type(value) in (int, str, Decimal) and key in (
+                "model_id",
+                "backend",
+                "request_rate",
+            ):
+                about[key] = value
+        for key in ("input_lens", "output_lens"):
+            if key not in lists:
+                raise TraceFormatError(
+                    "is missing: only a run with --save-detailed has each request",
+                    path=source.path,
+                    line=1,
+                    field=key,
+                )
+        count = len(lists["input_lens"])
+        for key, values in lists.items():
+            if len(values) != count and not (key in ("itls", "ttfts", "errors") and not values):
+                where.line = lines[key]
+                raise where.error(f"has {len(values)} values where input_lens has {count}", key)
+        builder = TraceBuilder(source, self.name)
+        builder.about.update(about)
+        for index in range(count):
+            self._add(builder, where, lists, lines, index)
+        builder.schedule_untimed(options.schedule)
+        return builder.finish()
+
+    def _add(
+        self,
+        builder: TraceBuilder,
+        where: Where,
+        lists: dict[str, list[Any]],
+        lines: dict[str, int],
+        index: int,
+    ) -> None:
+        def at(key: str) -> Any:
+            where.line = lines.get(key)
+            return lists[key][index] if lists.get(key) else None
+
+        prompt = where.count(at("input_lens"), f"input_lens[{index}]")
+        output = where.count(at("output_lens"), f"output_lens[{index}]")
+        if at("errors"):
+            builder.drop("failed")
+            return
+        if builder.drop_if_empty(prompt, output):
+            return
+        recorded: dict[str, object] = {}
+        start, ttft, gaps = at("start_times"), at("ttfts"), at("itls")
+        arrival = None
+        if start is not None:
+            arrival = where.ticks(start, f"start_times[{index}]", "s", minimum=None)
+        if ttft is not None:
+            first = where.ticks(ttft, f"ttfts[{index}]", "s")
+            recorded["ttft_s"] = _seconds(first)
+            if gaps is not None:
+                rest = sum(self._gaps(where, gaps, f"itls[{index}]"))
+                recorded["duration_s"] = _seconds(first + rest)
+                if output > 1:
+                    recorded["tpot_s"] = _seconds(rest / (output - 1))
+        builder.add(arrival, prompt, output, recorded=recorded)
+
+    @staticmethod
+    def _gaps(where: Where, gaps: object, field: str) -> Iterator[Tick]:
+        if type(gaps) is not list:
+            raise where.error("is not a list", field, gaps)
+        for k, gap in enumerate(gaps):
+            yield where.ticks(gap, f"{field}[{k}]", "s")
+
+
+SERVINGSIM_BENCH = ServingSimBenchReader()
+AIPERF_RESULTS = AiperfResultsReader()
+VLLM_BENCH = VllmBenchReader()

@@ -1,0 +1,132 @@
+"""OpenTelemetry GenAI spans: `{"trace_id": ..., "spans": [...]}`, one, an array or JSON lines.
+
+A span of a model call is a request: it arrives at `start_time`, with the token counts of
+`gen_ai.usage.*`, or those of its texts by the rule of `vtsim.traces.words`. Its trace is its
+session; what calls share is not known. Other spans are counted as dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from vtsim.request import TICKS_PER_S, Trace
+from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.number import Where
+from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import json_rows
+from vtsim.traces.source import Source
+from vtsim.traces.words import OPTIONS, TokenRule
+
+_CALLS = frozenset(("chat", "text_completion", "generate_content", "completion"))
+_PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+_OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+
+
+class OtelReader:
+    """See the module."""
+
+    name = "otel"
+    summary = "OpenTelemetry GenAI spans (JSON or JSONL)"
+    options = OPTIONS
+
+    def detects(self, head: Head) -> bool:
+        return head.has("spans")
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        rule = TokenRule(options)
+        builder = TraceBuilder(source, self.name)
+        where = builder.where
+        texts = False
+        for document in json_rows(source, where):
+            spans = document.get("spans")
+            if type(spans) is not list:
+                raise where.error("is not a list" if spans is not None else "is missing", "spans")
+            outer = where.prefix
+            for index, span in enumerate(spans):
+                where.prefix = f"{outer}spans[{index}]."
+                if type(span) is not dict:
+                    raise where.error("is not an object", value=span)
+                texts |= _add(builder, where, rule, span, document.get("trace_id"))
+            where.prefix = outer
+        if texts:
+            rule.tell(builder)
+        return builder.finish()
+
+
+def _add(
+    builder: TraceBuilder, where: Where, rule: TokenRule, span: dict[str, Any], trace_id: object
+) -> bool:
+    """Adds or drops the span; True if a text had to be counted."""
+    said = span.get("attributes") or {}
+    if type(said) is not dict:
+        raise where.error("is not an object", "attributes", said)
+    usage = [key for key in (*_PROMPT, *_OUTPUT) if said.get(key) is not None]
+    if said.get("gen_ai.operation.name", "chat" if usage else "") not in _CALLS:
+        builder.drop("not_a_model_call")
+        return False
+    status = span.get("status")
+    if type(status) is dict and str(status.get("code")).upper() in (
+        "ERROR",
+        "STATUS_CODE_ERROR",
+        "2",
+    ):
+        builder.drop("failed")
+        return False
+    start = where.date_time(span.get("start_time"), "start_time")
+    recorded: dict[str, object] = {}
+    if span.get("end_time") is not None:
+        end = where.date_time(span["end_time"], "end_time")
+        if end < start:
+            raise where.error("stands before start_time", "end_time", span["end_time"])
+        recorded["duration_s"] = (end - start) / TICKS_PER_S
+    prompt, counted = _usage(where, said, _PROMPT), False
+    if prompt is None:
+        prompt, counted = _messages(where, rule, said.get("gen_ai.input.messages")), True
+    output = _usage(where, said, _OUTPUT)
+    if output is None and isinstance(said.get("gen_ai.output.text"), str):
+        output, counted = rule.text(said["gen_ai.output.text"]), True
+    if output is None:
+        limit = {"gen_ai.request.max_tokens": said.get("gen_ai.request.max_tokens")}
+        output = rule.output(where, limit, ("gen_ai.request.max_tokens",))
+    if not builder.drop_if_empty(prompt, output):
+        extra = {
+            key: span[key] for key in ("span_id", "parent_span_id") if span.get(key) is not None
+        }
+        model = said.get("gen_ai.request.model")
+        builder.add(
+            start,
+            prompt,
+            output,
+            session=None if trace_id is None else str(trace_id),
+            recorded=recorded,
+            extra=extra if model is None else {**extra, "model": model},
+        )
+    return counted
+
+
+def _usage(where: Where, said: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        if said.get(name) is not None:
+            return where.count(said[name], f"attributes.{name}")
+    return None
+
+
+def _messages(where: Where, rule: TokenRule, messages: object) -> int:
+    field = "attributes.gen_ai.input.messages"
+    if isinstance(messages, str):
+        try:
+            messages = json.loads(messages)
+        except (ValueError, RecursionError):
+            raise where.error("is not JSON", field) from None
+    if messages is None:
+        raise where.error("states neither token counts nor messages", "attributes")
+    if type(messages) is list:
+        flat = [
+            {"content": m["parts"]} if type(m) is dict and "parts" in m else m for m in messages
+        ]
+        return rule.messages(where, flat, field)
+    raise where.error("is not a list of messages", field)
+
+
+READER = OtelReader()

@@ -1,0 +1,197 @@
+"""Prompts as texts, messages or token ids, one request or one conversation a line.
+
+vLLM custom (`prompt`), trtllm-bench (`input_ids`), AIPerf single_turn and multi_turn (`text`,
+`turns`), OpenAI messages and batch (`messages`, `body`), evalscope workload_trace (`body` with
+`timestamp` in seconds). AIPerf's `timestamp` and `delay` are milliseconds. What states no time is
+sent at the start, as these files are, unless the options say otherwise. Token counts of texts are
+by the rule of `vtsim.traces.words`; `max_tokens` is taken as the output length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vtsim.request import Tick, Trace
+from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.number import Where
+from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import json_rows
+from vtsim.traces.servingsim import BlockNames, check_tokens
+from vtsim.traces.source import Source
+from vtsim.traces.words import OPTIONS, TokenRule
+
+TEXT_KEYS = ("text", "text_input", "prompt", "input", "query")
+OUTPUT_KEYS = (
+    *("output_length", "output_tokens", "max_completion_tokens", "max_tokens"),
+    "max_output_tokens",
+)
+_LIMITS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens"))
+PROMPT_KEYS = (*TEXT_KEYS, "texts", "messages", "input_ids", "payload", "body", "turns", "payloads")
+
+
+def prompt_tokens(where: Where, row: dict[str, Any], rule: TokenRule) -> tuple[int, list[int]]:
+    """(tokens, token ids or []) of the one prompt that `row` states."""
+    found = [key for key in PROMPT_KEYS if row.get(key) is not None]
+    if not found:
+        raise where.error(f"no prompt: none of {', '.join(PROMPT_KEYS)}", "prompt")
+    key = found[0]
+    value = row[key]
+    if key == "messages":
+        return rule.messages(where, value, key), []
+    if key == "texts":
+        if type(value) is not list:
+            raise where.error("is not a list", key, value)
+        return sum(rule.content(where, text, key) for text in value), []
+    if key == "input_ids" or (
+        key == "prompt" and isinstance(value, list) and value and type(value[0]) is int
+    ):
+        tokens = check_tokens(where, value, key)
+        return len(tokens), tokens
+    if key in ("payload", "body"):
+        if type(value) is not dict:
+            raise where.error("is not an object", key, value)
+        return prompt_tokens(where, value, rule)
+    if key == "input" and isinstance(value, list):
+        return rule.messages(where, value, key), []
+    return rule.content(where, value, key), []
+
+
+class PromptsReader:
+    """See the module."""
+
+    name = "prompts"
+    summary = "prompts as texts, messages, token ids: OpenAI, vLLM, AIPerf, evalscope (JSON, JSONL)"
+    options = OPTIONS
+
+    def detects(self, head: Head) -> bool:
+        return head.has_any(*PROMPT_KEYS) or head.has("data")
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        return _Reading(source, options).trace()
+
+
+class _Reading:
+    def __init__(self, source: Source, options: ReadOptions) -> None:
+        block = options.block_size or 16
+        self._source, self._options = source, options
+        self._rule = TokenRule(options)
+        self._names = BlockNames(block)
+        self._builder = TraceBuilder(
+            source, PromptsReader.name, block_size=block, tail_rule="prefix_only"
+        )
+        self._where = self._builder.where
+        self._last: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self._limits = self._timed = self._untimed = 0
+        self._texts = False
+
+    def trace(self) -> Trace:
+        where, builder = self._where, self._builder
+        for row in json_rows(self._source, where):
+            if type(row.get("data")) is list and not set(PROMPT_KEYS) & row.keys():
+                for index, item in enumerate(row["data"]):
+                    if type(item) is not dict:
+                        raise where.error("is not an object", f"data[{index}]", item)
+                    self._row(item)
+            else:
+                self._row(row)
+        if self._timed and self._untimed and not self._options.schedule:
+            builder.warn(f"{self._untimed} requests state no time and are sent at the start")
+        builder.schedule_untimed(self._options.schedule, else_at_start=True)
+        if self._texts:
+            self._rule.tell(builder)
+        if self._limits:
+            builder.warn(
+                f"{self._limits} requests state a limit (max_tokens): taken as their output"
+            )
+        return builder.finish()
+
+    def _row(self, row: dict[str, Any]) -> None:
+        where = self._where
+        turns = row.get("turns", row.get("payloads"))
+        if turns is None:
+            self._request(row, self._times(row))
+            return
+        if type(turns) is not list or not all(type(turn) is dict for turn in turns):
+            raise where.error("is not a list of objects", "turns", turns)
+        name = str(row.get("session_id", f"line {where.line}"))
+        if name in self._seen:
+            raise where.error("stands twice", "session_id", name)
+        whole = "payloads" in row  # request bodies repeat the conversation, turns do not
+        history = 0
+        last: int | None = None
+        for turn, item in enumerate(turns):
+            arrival, wait = self._times(item if turn else {**row, **item})
+            tokens, _ = prompt_tokens(where, item, self._rule)
+            self._texts = True
+            output = self._output(item)
+            prompt = tokens if whole else history + tokens
+            history = prompt + output
+            if self._builder.drop_if_empty(prompt, output):
+                continue
+            last = self._builder.add(
+                arrival if last is None else None,
+                prompt,
+                output,
+                session=name,
+                turn=turn,
+                after=() if last is None else (last,),
+                wait=0 if last is None else wait or 0,
+            )
+        self._seen[name] = len(turns)
+
+    def _request(self, row: dict[str, Any], times: tuple[Tick | None, Tick | None]) -> None:
+        where, builder = self._where, self._builder
+        arrival, wait = times
+        tokens, ids = prompt_tokens(where, row, self._rule)
+        self._texts |= not ids
+        output = self._output(row.get("body") or row.get("payload") or row)
+        session = row.get("session_id")
+        name = None if session is None else str(session)
+        if builder.drop_if_empty(tokens, output):
+            return
+        parent = None if name is None else self._last.get(name)
+        after = () if arrival is not None or parent is None else (parent,)
+        if wait is not None and not after:
+            raise where.error("needs a row of the same session_id before it", "delay")
+        request_id = row.get("custom_id", row.get("request_id", row.get("task_id")))
+        if request_id is not None:
+            request_id = str(request_id)
+            if request_id in self._seen:
+                raise where.error("stands twice", "custom_id", request_id)
+            self._seen[request_id] = 1
+        number = builder.add(
+            arrival,
+            tokens,
+            output,
+            hash_ids=self._names.of(ids) if ids else (),
+            session=name,
+            request_id=request_id,
+            after=after,
+            wait=wait or 0,
+        )
+        if name is not None:
+            self._last[name] = number
+
+    def _times(self, row: dict[str, Any]) -> tuple[Tick | None, Tick | None]:
+        where = self._where
+        stamp, delay = row.get("timestamp"), row.get("delay")
+        if stamp is not None and delay is not None:
+            raise where.error("stands beside delay: a row has one or the other", "timestamp", stamp)
+        unit = "s" if "body" in row else "ms"
+        self._timed += stamp is not None
+        self._untimed += stamp is None and delay is None
+        return (
+            None if stamp is None else where.ticks(stamp, "timestamp", unit),
+            None if delay is None else where.ticks(delay, "delay", unit),
+        )
+
+    def _output(self, row: dict[str, Any]) -> int:
+        if type(row) is not dict:
+            raise self._where.error("is not an object", "body", row)
+        stated = next((key for key in OUTPUT_KEYS if row.get(key) is not None), "")
+        self._limits += stated in _LIMITS
+        return self._rule.output(self._where, row, OUTPUT_KEYS)
+
+
+READER = PromptsReader()

@@ -1,0 +1,47 @@
+"""JSON objects out of a file, whether it is JSON lines, one array, or one object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from vtsim.traces.jsondoc import JsonDocument
+from vtsim.traces.jsonl import objects
+from vtsim.traces.number import Where
+from vtsim.traces.source import Source
+
+
+def json_rows(source: Source, where: Where) -> Iterator[dict[str, Any]]:
+    """The objects in file order; `where.line` and (in an array) `where.prefix` follow."""
+    document = JsonDocument(source)
+    if document.kind() == "[":
+        for index, line, element in document.elements():
+            where.line, where.prefix = line, f"[{index}]."
+            if not isinstance(element, dict):
+                raise where.error("is not an object", value=element)
+            yield element
+        where.prefix = ""
+    elif one_object(source):
+        where.line = 1
+        yield {key: value for key, _, value in document.members()}
+    else:
+        yield from objects(source, where)
+
+
+def one_object(source: Source) -> bool:
+    """True if the file is one JSON object over several lines, not an object a line."""
+    first, second = b"", b""
+    for _, line in source.lines():
+        if not first:
+            first = line
+        else:
+            second = line
+            break
+    if not second or second.startswith(b"{"):
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return True
+    return False

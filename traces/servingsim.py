@@ -1,0 +1,90 @@
+"""LLMServingSim workloads: JSON lines with `arrival_time_ns` and, often, the token ids themselves.
+
+Token ids (`input_tok_ids`) say what prompts share: they are cut into blocks of `block_size` (16)
+tokens, and blocks with equal content behind equal content get the same hash id.
+"""
+
+from __future__ import annotations
+
+from vtsim.request import Trace
+from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.jsonl import objects
+from vtsim.traces.number import Where
+from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.source import Source
+
+_KNOWN = frozenset(
+    ("request_id", "session_id", "input_toks", "output_toks", "arrival_time_ns", "input_tok_ids")
+)
+_DROPPED = frozenset(("output_tok_ids",))
+
+
+class BlockNames:
+    """Names blocks of token ids by their content and all content before it."""
+
+    def __init__(self, block: int) -> None:
+        self._block = block
+        self._names: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    def of(self, tokens: list[int]) -> list[int]:
+        """One name a whole block; the rest of the tokens has none."""
+        block, names = self._block, self._names
+        before = -1
+        found = []
+        for at in range(0, len(tokens) - block + 1, block):
+            before = names.setdefault((before, tuple(tokens[at : at + block])), len(names))
+            found.append(before)
+        return found
+
+
+def check_tokens(where: Where, tokens: object, field: str) -> list[int]:
+    """A list of token ids; TraceFormatError if it is none."""
+    if type(tokens) is not list or not set(map(type, tokens)) <= {int}:
+        raise where.error("is not a list of token ids", field)
+    return tokens
+
+
+class ServingSimReader:
+    """See the module."""
+
+    name = "llmservingsim"
+    summary = "LLMServingSim workload JSONL (nanoseconds)"
+    options: dict[str, str] = {}
+
+    def detects(self, head: Head) -> bool:
+        return head.has("input_toks", "output_toks", "arrival_time_ns")
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        block = options.block_size or 16
+        builder = TraceBuilder(source, self.name, block_size=block, tail_rule="prefix_only")
+        where = builder.where
+        names = BlockNames(block)
+        for row in objects(source, where):
+            arrival = where.ticks(row.get("arrival_time_ns"), "arrival_time_ns", "ns")
+            prompt = where.count(row.get("input_toks"), "input_toks")
+            output = where.count(row.get("output_toks"), "output_toks")
+            ids: list[int] = []
+            if row.get("input_tok_ids"):
+                tokens = check_tokens(where, row["input_tok_ids"], "input_tok_ids")
+                if len(tokens) != prompt:
+                    raise where.error(
+                        f"{len(tokens)} token ids, but a prompt of {prompt} tokens", "input_tok_ids"
+                    )
+                ids = names.of(tokens)
+            if builder.drop_if_empty(prompt, output):
+                continue
+            extra = {key: row[key] for key in row if key not in _KNOWN | _DROPPED}
+            builder.note_unknown(extra)
+            session = row.get("session_id")
+            builder.add(
+                arrival,
+                prompt,
+                output,
+                hash_ids=ids,
+                session=None if session is None else str(session),
+                extra=extra,
+            )
+        return builder.finish()
+
+
+READER = ServingSimReader()

@@ -1,0 +1,245 @@
+"""kv-cache-tester ("weka") conversations of coding agents: a JSON file, a folder of them, or JSONL.
+
+`t` counts seconds from the conversation's start; a sub-agent's requests count from its spawn or
+from the same start, one way in the whole file: from the spawn if any of them would otherwise come
+before it (`subagent_time` overrides). Hash ids of 64-token blocks are local to a conversation and
+leave the end of the prompt unhashed. Requests arrive when they did; with `closed_loop` they wait
+for those before them, sub-agents for their spawn and the next main request for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vtsim.errors import TraceFormatError
+from vtsim.request import Tick, Trace
+from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.ids import check_blocks, check_ids
+from vtsim.traces.jsondoc import JsonDocument
+from vtsim.traces.jsonl import objects
+from vtsim.traces.number import Where
+from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import one_object
+from vtsim.traces.source import Source
+
+MAIN = "main"
+"""`extra.agent_id` of requests that no sub-agent made."""
+_RECORDED = {"api_time": "duration_s", "think_time": "think_s", "ttft": "ttft_s"}
+_MAPPED = frozenset(("t", "in", "out", "hash_ids", *_RECORDED))
+_USUAL = frozenset(("type", "model", "input_types", "output_types", "stop"))
+
+
+class WekaReader:
+    """See the module."""
+
+    name = "weka"
+    summary = "kv-cache-tester conversations (JSON, JSONL or a folder)"
+    options = {
+        "subagent_time": "auto (default), relative (to the spawn) or absolute",
+        "closed_loop": "flag: requests wait for those before them instead of arriving on time",
+    }
+
+    def detects(self, head: Head) -> bool:
+        return head.is_dir or (
+            head.has("requests") and head.has_any("hash_id_scope", "models", "t")
+        )
+
+    def read(self, source: Source, options: ReadOptions) -> Trace:
+        basis = options.text("subagent_time", "auto", ("auto", "relative", "absolute"))
+        builder: TraceBuilder | None = None
+        names: set[str] = set()
+        for part, where, head, requests in _conversations(source):
+            block = options.block_size or where.count(head.get("block_size"), "block_size", 1)
+            if builder is None:
+                builder = TraceBuilder(
+                    source, self.name, block_size=block, tail_rule="prefix_only", hash_scope="local"
+                )
+            elif block != builder.block_size:
+                raise where.error(f"differs from {builder.block_size} before", "block_size", block)
+            name = str(head.get("id") or part)
+            if name in names:
+                name = f"{name} ({part})"
+            names.add(name)
+            _Conversation(builder, where, name, basis).read(requests, options.flag("closed_loop"))
+        if builder is None:
+            raise TraceFormatError("no conversations", path=source.path)
+        if len(names) > 1:
+            builder.warn(
+                f"{len(names)} conversations each begin at 0, as their files say; "
+                "--rate with --arrival spreads them"
+            )
+        return builder.finish()
+
+
+def _conversations(
+    source: Source,
+) -> Iterator[tuple[str, Where, dict[str, Any], list[tuple[int, int, Any]]]]:
+    """(name of the part, place, head, [(index, line, request)]) of each conversation."""
+    if source.is_dir:
+        paths = source.files()
+        if not paths:
+            raise TraceFormatError("a folder without .json or .jsonl files", path=source.path)
+        for path in paths:
+            yield from _conversations(Source(path))
+        return
+    where = source.where()
+    if one_object(source):
+        head: dict[str, Any] = {}
+        requests: list[tuple[int, int, Any]] | None = None
+        for key, line, value in JsonDocument(source).members(stream="requests"):
+            where.line = line
+            if key == "requests":
+                if not isinstance(value, Iterator):
+                    raise where.error("is not a list", key, value)
+                requests = list(value)
+            else:
+                head[key] = value
+        where.line = 1
+        if requests is None:
+            raise where.error("is missing", "requests")
+        yield source.name, where, head, requests
+        return
+    for head in objects(source, where):
+        listed = head.get("requests")
+        if type(listed) is not list:
+            raise where.error("is not a list" if listed is not None else "is missing", "requests")
+        line = where.line or 0
+        yield f"{source.name}:{line}", where, head, [(i, line, r) for i, r in enumerate(listed)]
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request of a conversation, with its place in the file."""
+
+    line: int
+    prefix: str
+    values: dict[str, Any]
+    agent: str
+    spawn: Tick
+    """When its agent was spawned, in the conversation's time."""
+    t: Tick
+    """As in the file."""
+    before: list[_Row] = field(default_factory=list)
+    """Whom it waits for in a closed loop."""
+    number: int | None = None
+    arrival: Tick = 0
+
+
+class _Conversation:
+    def __init__(self, builder: TraceBuilder, where: Where, name: str, basis: str) -> None:
+        self._builder = builder
+        self._where = where
+        self._name = name
+        self._basis = basis
+        self._rows: list[_Row] = []
+
+    def read(self, requests: list[tuple[int, int, Any]], closed_loop: bool) -> None:
+        self._collect(requests, "requests", MAIN, 0, [])
+        agents = [row for row in self._rows if row.agent != MAIN]
+        relative = self._basis == "relative" or (
+            self._basis == "auto" and any(row.t < row.spawn for row in agents)
+        )
+        if agents:
+            word = (
+                "relative to their spawn" if relative else "counted from the conversation's start"
+            )
+            said = self._builder.about.setdefault("subagent_time", word)
+            if said != word:
+                self._builder.about["subagent_time"] = "differs between files"
+        turns: dict[str, int] = {}
+        for row in self._rows:
+            row.arrival = row.t + (row.spawn if relative else 0)
+        for row in self._rows:
+            self._add(row, turns, closed_loop)
+
+    def _collect(
+        self,
+        requests: list[tuple[int, int, Any]],
+        path: str,
+        agent: str,
+        spawn: Tick,
+        before: list[_Row],
+    ) -> list[_Row]:
+        """Flattens sub-agents; returns the rows that what follows would wait for."""
+        where = self._where
+        open_agents: list[_Row] = []
+        for index, line, values in requests:
+            where.line, where.prefix = line, f"{path}[{index}]."
+            if not isinstance(values, dict):
+                raise where.error("is not an object", value=values)
+            t = where.ticks(values.get("t"), "t", "s")
+            if values.get("type") == "subagent" or "requests" in values:
+                inner = values.get("requests")
+                if type(inner) is not list:
+                    raise where.error("is not a list", "requests", inner)
+                name = values.get("agent_id")
+                if type(name) is not str:
+                    raise where.error("is not a string", "agent_id", name)
+                listed = [(i, line, request) for i, request in enumerate(inner)]
+                inside = f"{path}[{index}].requests"
+                open_agents += self._collect(listed, inside, name, t, before)
+                continue
+            row = _Row(line, where.prefix, values, agent, spawn, t, [*before, *open_agents])
+            self._rows.append(row)
+            before, open_agents = [row], []
+        return [*before, *open_agents] if agent == MAIN else [*before[-1:], *open_agents]
+
+    def _add(self, row: _Row, turns: dict[str, int], closed_loop: bool) -> None:
+        where, builder, values = self._where, self._builder, row.values
+        where.line, where.prefix = row.line, row.prefix
+        prompt, output = where.count(values.get("in"), "in"), where.count(values.get("out"), "out")
+        ids = values.get("hash_ids")
+        if ids is not None:
+            check_ids(where, ids)
+            check_blocks(where, prompt, len(ids), builder.block_size, "prefix_only")
+        recorded: dict[str, object] = {}
+        for key, name in _RECORDED.items():
+            if values.get(key) is not None:
+                where.ticks(values[key], key, "s")
+                recorded[name] = float(values[key])
+        extra = {key: values[key] for key in values if key not in _MAPPED}
+        builder.note_unknown(key for key in extra if key not in _USUAL)
+        session = self._name if row.agent == MAIN else f"{self._name}/{row.agent}"
+        turn = turns.get(row.agent, 0)
+        turns[row.agent] = turn + 1
+        if builder.drop_if_empty(prompt, output):
+            return
+        parents = tuple(dict.fromkeys(n for p in row.before for n in _kept(p)))
+        waits = closed_loop and bool(parents)
+        row.number = builder.add(
+            None if waits else row.arrival,
+            prompt,
+            output,
+            hash_ids=[(self._name, name) for name in ids] if ids else (),
+            session=session,
+            turn=turn,
+            after=parents if waits else (),
+            wait=self._wait(row) if waits else 0,
+            recorded=recorded,
+            extra={"agent_id": row.agent, **extra},
+        )
+
+    def _wait(self, row: _Row) -> Tick:
+        """From the last end of those before to the arrival; an unknown end is taken as its start,
+        if no think time tells."""
+        think = row.values.get("think_time")
+        ends = []
+        for parent in row.before:
+            duration = parent.values.get("api_time")
+            if duration is None and think is not None:
+                return self._where.ticks(think, "think_time", "s")
+            taken = 0 if duration is None else self._where.ticks(duration, "api_time", "s")
+            ends.append(parent.arrival + taken)
+        return max(row.arrival - max(ends), 0)
+
+
+def _kept(row: _Row) -> list[int]:
+    """The row, or if it was dropped those that it waited for."""
+    if row.number is not None:
+        return [row.number]
+    return [number for parent in row.before for number in _kept(parent)]
+
+
+READER = WekaReader()
