@@ -9,25 +9,14 @@ costs is `VmmTimes`' business.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from functools import partial
 
-from vtsim.backends.sim.driver import OutOfMemory, Place, SimDriver
+from vtsim.backends.sim.driver import SimDriver
+from vtsim.backends.transaction import Place, injected, run_plan
 from vtsim.errors import ConfigError, InvariantError
-from vtsim.plan import KINDS, Operation, OpKind, Plan
+from vtsim.plan import Operation, OpKind, Plan
 from vtsim.ports import DeviceInfo, DriverCall, Receipt
 from vtsim.spec import GpuSpec, KVLayout
-
-_INVERSE = {
-    OpKind.RESERVE: OpKind.FREE,
-    OpKind.FREE: OpKind.RESERVE,
-    OpKind.CREATE: OpKind.DESTROY,
-    OpKind.DESTROY: OpKind.CREATE,
-    OpKind.MAP: OpKind.UNMAP,
-    OpKind.UNMAP: OpKind.MAP,
-    OpKind.ALLOCATE: OpKind.DEALLOCATE,
-    OpKind.DEALLOCATE: OpKind.ALLOCATE,
-}
-"""Copies and swaps need no undoing: what they wrote goes with its mapping or is written again."""
 
 # Plain ints: counting runs once a plan, and looking up an enum's members is half its time.
 _RESERVE, _FREE = int(OpKind.RESERVE), int(OpKind.FREE)
@@ -102,7 +91,8 @@ class SimBackend:
         if self._driver is None:
             receipt = self._count(plan, calls, fails)
         else:
-            receipt = self._execute(self._driver, plan, step, fails)
+            write = partial(self._write, step, plan)
+            receipt = run_plan(self._driver, plan, fails, self.info.capacity_bytes, write)
         self._receipts[ticket] = receipt
         return ticket
 
@@ -150,7 +140,7 @@ class SimBackend:
 
     def _count(self, plan: Plan, calls: int, fails: int) -> Receipt:
         if fails >= 0:
-            return _injected(plan, fails)
+            return injected(plan, fails)
         counts = plan.counts
         in_use = self._in_use + (counts[_CREATE] - counts[_DESTROY]) * plan.chunk_bytes
         if plan.allocation_bytes:
@@ -166,76 +156,6 @@ class SimBackend:
             receipt = self._done[calls] = Receipt(True, calls=calls)
         return receipt
 
-    def _execute(self, driver: SimDriver, plan: Plan, step: int, fails: int) -> Receipt:
-        _check_counts(plan)
-        operations = plan.operations
-        before = driver.bytes_in_use
-        done = 0
-        try:
-            for done, operation in enumerate(operations):  # noqa: B007
-                if done == fails:
-                    self._undo(driver, plan, step, done)
-                    return _injected(plan, done)
-                driver.execute(operation)
-                self._write(step, plan, operation)
-        except OutOfMemory as error:
-            self._undo(driver, plan, step, done)
-            # What the whole plan lacks, as counting says; a plan that gives back later may lack
-            # nothing as a whole, only at this call.
-            short = before + plan.bytes_taken - driver.available_bytes
-            return Receipt(
-                False, short_bytes=short if short > 0 else error.short_bytes, failed_call=done
-            )
-        except InvariantError:
-            self._undo(driver, plan, step, done)
-            raise
-        return Receipt(True, calls=len(operations))
-
-    def _undo(self, driver: SimDriver, plan: Plan, step: int, done: int) -> None:
-        """Undo the plan's first `done` operations, newest first, whatever room is left now."""
-        room, driver.available_bytes = driver.available_bytes, self.info.capacity_bytes
-        try:
-            for operation in reversed(plan.operations[:done]):
-                kind = _INVERSE.get(operation.kind)
-                if kind is not None:
-                    inverse = replace(operation, kind=kind)
-                    driver.execute(inverse)
-                    self._write(step, plan, inverse)
-        finally:
-            driver.available_bytes = room
-
     def _write(self, step: int, plan: Plan, operation: Operation) -> None:
         if self._keep_log:
             self._log.append(DriverCall(step + operation.due, plan.phase, operation))
-
-
-def _injected(plan: Plan, call: int) -> Receipt:
-    short = plan.chunk_bytes or plan.allocation_bytes or 1
-    return Receipt(False, short_bytes=short, failed_call=call)
-
-
-def _check_counts(plan: Plan) -> None:
-    """Raises InvariantError unless the operations are those the counts announce."""
-    counts = [0] * KINDS
-    created = allocated = copied = swapped = 0
-    for operation in plan.operations:
-        kind = operation.kind
-        counts[kind] += 1
-        if kind is OpKind.COPY:
-            copied += operation.nbytes
-        elif kind is OpKind.SWAP_OUT or kind is OpKind.SWAP_IN:
-            swapped += operation.nbytes
-        elif kind is OpKind.CREATE or kind is OpKind.DESTROY:
-            created |= operation.nbytes ^ plan.chunk_bytes
-        elif kind is OpKind.ALLOCATE or kind is OpKind.DEALLOCATE:
-            allocated |= operation.nbytes ^ plan.allocation_bytes
-    if counts != plan.counts:
-        raise InvariantError("plan-counts", f"counted {plan.counts}, planned {counts} by kind")
-    if created or allocated:
-        raise InvariantError("plan-counts", "an operation's size is not the plan's")
-    if (copied, swapped) != (plan.copied_bytes, plan.swapped_bytes):
-        raise InvariantError(
-            "plan-counts",
-            f"counted {plan.copied_bytes} B copied and {plan.swapped_bytes} B swapped, "
-            f"planned {copied} and {swapped}",
-        )

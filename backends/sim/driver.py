@@ -22,21 +22,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vtsim.backends.transaction import OutOfMemory, Place, broken
 from vtsim.errors import InvariantError
 from vtsim.plan import Operation, OpKind
 from vtsim.ports import DeviceInfo
 from vtsim.spec import KVLayout
-
-Place = tuple[int, int, int]
-"""(arena, slot, index)."""
-
-
-class OutOfMemory(Exception):
-    """The device cannot give `short_bytes` of what was asked; nothing was changed."""
-
-    def __init__(self, short_bytes: int) -> None:
-        self.short_bytes = short_bytes
-        super().__init__(f"short of {short_bytes} B")
 
 
 class SimDriver:
@@ -104,64 +94,64 @@ class SimDriver:
 
     def _reserve(self, op: Operation) -> None:
         if not 0 <= op.arena < self.kv.arenas:
-            raise _broken("driver-reserve", op, f"the layout has {self.kv.arenas} arenas")
+            raise broken("driver-reserve", op, f"the layout has {self.kv.arenas} arenas")
         if op.arena in self._reserved:
-            raise _broken("driver-reserve", op, "the arena is reserved already")
+            raise broken("driver-reserve", op, "the arena is reserved already")
         if op.nbytes <= 0 or op.nbytes % self.info.granularity_bytes:
-            raise _broken("driver-size", op, "no positive multiple of the granularity")
+            raise broken("driver-size", op, "no positive multiple of the granularity")
         if sum(self._reserved.values()) + op.nbytes > self.info.va_bytes:
-            raise _broken("driver-addresses", op, f"the device has {self.info.va_bytes} B of them")
+            raise broken("driver-addresses", op, f"the device has {self.info.va_bytes} B of them")
         self._reserved[op.arena] = op.nbytes
 
     def _free(self, op: Operation) -> None:
         if self._reserved.get(op.arena) != op.nbytes:
-            raise _broken("driver-reserve", op, f"reserved: {self._reserved.get(op.arena)} B")
+            raise broken("driver-reserve", op, f"reserved: {self._reserved.get(op.arena)} B")
         if self._mapped_in.get(op.arena):
-            raise _broken("driver-reserve", op, "something is mapped in the arena")
+            raise broken("driver-reserve", op, "something is mapped in the arena")
         del self._reserved[op.arena]
 
     def _check_place(self, invariant: str, op: Operation, slot: int) -> None:
         """The slot lies in its arena's reservation."""
         reserved = self._reserved.get(op.arena)
         if reserved is None:
-            raise _broken(invariant, op, "the arena is not reserved")
+            raise broken(invariant, op, "the arena is not reserved")
         if not 0 <= slot < reserved // self.kv.slot_stride_bytes:
-            raise _broken(invariant, op, f"slot {slot} is outside the arena")
+            raise broken(invariant, op, f"slot {slot} is outside the arena")
 
     # -- chunks -----------------------------------------------------------------------------------
 
     def _create(self, op: Operation) -> None:
         if op.chunk < 0 or op.chunk in self._chunks:
-            raise _broken("driver-create", op, "the chunk is live already")
+            raise broken("driver-create", op, "the chunk is live already")
         if op.nbytes <= 0 or op.nbytes % self.info.granularity_bytes:
-            raise _broken("driver-size", op, "no positive multiple of the granularity")
+            raise broken("driver-size", op, "no positive multiple of the granularity")
         if op.nbytes != self.kv.chunk_bytes:
-            raise _broken("driver-size", op, f"chunks have {self.kv.chunk_bytes} B")
+            raise broken("driver-size", op, f"chunks have {self.kv.chunk_bytes} B")
         self._take(op.nbytes)
         self._chunks[op.chunk] = 0
 
     def _destroy(self, op: Operation) -> None:
         places = self._chunks.get(op.chunk)
         if places is None:
-            raise _broken("driver-destroy", op, "no such chunk")
+            raise broken("driver-destroy", op, "no such chunk")
         if places:
-            raise _broken("driver-destroy", op, f"the chunk is mapped at {places} places")
+            raise broken("driver-destroy", op, f"the chunk is mapped at {places} places")
         if op.nbytes != self.kv.chunk_bytes:
-            raise _broken("driver-size", op, f"chunks have {self.kv.chunk_bytes} B")
+            raise broken("driver-size", op, f"chunks have {self.kv.chunk_bytes} B")
         del self._chunks[op.chunk]
         self.bytes_in_use -= op.nbytes
 
     def _map(self, op: Operation) -> None:
         if op.chunk not in self._chunks:
-            raise _broken("driver-map", op, "no such chunk")
+            raise broken("driver-map", op, "no such chunk")
         self._check_place("driver-map", op, op.slot)
         if not 0 <= op.index < self.kv.slot_units:
-            raise _broken("driver-map", op, f"a slot has {self.kv.slot_units} indices")
+            raise broken("driver-map", op, f"a slot has {self.kv.slot_units} indices")
         if op.nbytes != self.kv.chunk_bytes:
-            raise _broken("driver-size", op, "a chunk maps whole or not at all")
+            raise broken("driver-size", op, "a chunk maps whole or not at all")
         place = (op.arena, op.slot, op.index)
         if place in self._mapped:
-            raise _broken("driver-map", op, f"chunk {self._mapped[place]} is mapped there")
+            raise broken("driver-map", op, f"chunk {self._mapped[place]} is mapped there")
         self._mapped[place] = op.chunk
         self._chunks[op.chunk] += 1
         self._mapped_in[op.arena] = self._mapped_in.get(op.arena, 0) + 1
@@ -171,9 +161,9 @@ class SimDriver:
         there = self._mapped.get(place)
         if there is None or there != op.chunk:
             what = "nothing" if there is None else f"chunk {there}"
-            raise _broken("driver-unmap", op, f"{what} is mapped there")
+            raise broken("driver-unmap", op, f"{what} is mapped there")
         if op.nbytes != self.kv.chunk_bytes:
-            raise _broken("driver-size", op, "a mapping is undone whole")
+            raise broken("driver-size", op, "a mapping is undone whole")
         del self._mapped[place]
         self._chunks[op.chunk] -= 1
         self._mapped_in[op.arena] -= 1
@@ -182,7 +172,7 @@ class SimDriver:
 
     def _copy(self, op: Operation) -> None:
         if op.source == op.slot:
-            raise _broken("driver-access", op, "source and destination are one slot")
+            raise broken("driver-access", op, "source and destination are one slot")
         self._touch(op, op.source, write=False)
         self._touch(op, op.slot, write=True)
 
@@ -197,14 +187,14 @@ class SimDriver:
         self._check_place("driver-access", op, slot)
         end = op.offset + op.nbytes
         if op.offset < 0 or op.nbytes <= 0 or end > self.kv.slot_stride_bytes:
-            raise _broken("driver-size", op, f"a slot has {self.kv.slot_stride_bytes} B")
+            raise broken("driver-size", op, f"a slot has {self.kv.slot_stride_bytes} B")
         chunk_bytes = self.kv.chunk_bytes
         for index in range(op.offset // chunk_bytes, -(-end // chunk_bytes)):
             chunk = self._mapped.get((op.arena, slot, index))
             if chunk is None:
-                raise _broken("driver-access", op, f"slot {slot} has nothing mapped at {index}")
+                raise broken("driver-access", op, f"slot {slot} has nothing mapped at {index}")
             if write and self._chunks[chunk] > 1:
-                raise _broken(
+                raise broken(
                     "driver-shared-write", op, f"chunk {chunk} has {self._chunks[chunk]} owners"
                 )
 
@@ -212,15 +202,15 @@ class SimDriver:
 
     def _allocate(self, op: Operation) -> None:
         if op.chunk < 0 or op.chunk in self._allocations:
-            raise _broken("driver-allocation", op, "it is allocated already")
+            raise broken("driver-allocation", op, "it is allocated already")
         if op.nbytes <= 0:
-            raise _broken("driver-size", op, "not positive")
+            raise broken("driver-size", op, "not positive")
         self._take(op.nbytes)
         self._allocations[op.chunk] = op.nbytes
 
     def _deallocate(self, op: Operation) -> None:
         if self._allocations.get(op.chunk) != op.nbytes:
-            raise _broken(
+            raise broken(
                 "driver-allocation", op, f"allocated: {self._allocations.get(op.chunk)} B"
             )
         del self._allocations[op.chunk]
@@ -231,11 +221,3 @@ class SimDriver:
         if short > 0:
             raise OutOfMemory(short)
         self.bytes_in_use += nbytes
-
-
-def _broken(invariant: str, op: Operation, why: str) -> InvariantError:
-    named = {
-        "chunk": op.chunk, "arena": op.arena, "slot": op.slot, "index": op.index,
-    }  # fmt: skip
-    where = " ".join(f"{name} {value}" for name, value in named.items() if value != -1)
-    return InvariantError(invariant, f"{op.kind.name.lower()} {where} {op.nbytes} B: {why}")
