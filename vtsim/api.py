@@ -64,7 +64,8 @@ class Replay:
     kernels: Mapping[str, str]
     """Label -> attention kernel."""
     ideal_hits: IntArray | None
-    """Tokens of each prompt that an infinite prefix cache would hold; None without hashes."""
+    """Tokens of each prompt that an infinite prefix cache would hold; None where
+    the trace tells nothing of sharing."""
     options: ReplayOptions
 
     def run(self, progress: Progress | None = None) -> RunResult:
@@ -130,7 +131,8 @@ def prepare(
     loaded = _prepare_trace(trace, max_model_len, opts)
     costs = CostModel(spec, card, tp)
     workspace = costs.workspace_bytes(opts.max_batched_tokens, opts.max_num_seqs)
-    ideal = ideal_prefix_hits(loaded) if loaded.has_hashes else None
+    known = any(loaded.content(row) for row in range(len(loaded)))
+    ideal = ideal_prefix_hits(loaded) if known else None
     budget, card = plan_budget(loaded, spec, card, tp, max_model_len, workspace, opts)
     return Replay(
         loaded, spec, card, tp, max_model_len, budget, tuple(choices), kernels, ideal, opts

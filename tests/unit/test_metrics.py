@@ -17,9 +17,9 @@ from vtsim.metrics import exact
 from vtsim.metrics.definitions import CATEGORIES, DEFINITIONS
 from vtsim.metrics.recorder import Outcome, Recorder
 from vtsim.metrics.result import PolicyRun, RunResult
-from vtsim.metrics.summary import SERVING, longest_free, samples_of, summarize
+from vtsim.metrics.summary import SERVING, arrivals, completed, longest_free, samples_of, summarize
 from vtsim.plan import KINDS, MemoryUsage, OpKind, Phase
-from vtsim.request import TICKS_PER_S, ReadReport, Trace
+from vtsim.request import NO_ARRIVAL, TICKS_PER_S, ReadReport, Trace
 
 S = TICKS_PER_S
 GIB = 2**30
@@ -135,6 +135,32 @@ def test_every_number_of_a_small_run() -> None:
     assert vmm["busy_s"] == 0.002 and vmm["exposed_s"] == 0.0005
     assert vmm["busy_by_phase_s"]["setup"] == 7.0
     assert summary["steps"] == {"count": 5, "compute_s": 3.0}
+
+
+def test_a_request_that_waits_arrives_after_the_last_of_the_others() -> None:
+    trace = replace(
+        make_trace([(0, 10, 1), (S, 10, 1), (NO_ARRIVAL, 10, 1), (NO_ARRIVAL, 10, 1)]),
+        after={2: (0, 1), 3: ()},
+        wait={2: 3 * S, 3: S},
+    )
+    recorder = make_recorder(4)
+    for row, at in ((0, 2 * S), (3, 3 * S), (1, 4 * S), (2, 9 * S)):
+        recorder.admit(row, at, 1, 0, again=False)
+        recorder.first_token(row, at)
+        recorder.finish(row, at)
+    assert arrivals(trace, recorder).tolist() == [0, S, 7 * S, S]
+    assert completed(trace, recorder).e2e.tolist() == [2 * S, 3 * S, 2 * S, 2 * S]
+
+
+def test_every_kind_of_operation_is_counted() -> None:
+    recorder = make_recorder(0)
+    for kind in OpKind:
+        counts = [0] * KINDS
+        counts[kind] = kind + 1
+        recorder.work(Phase.LIMIT, counts, 3)
+        recorder.work(Phase.LIMIT, counts, 4)
+    assert recorder.counts[Phase.LIMIT] == [2 * (kind + 1) for kind in OpKind]
+    assert recorder.busy[Phase.LIMIT] == 7 * KINDS
 
 
 def test_a_sample_must_add_up_to_the_capacity() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
-from operator import add
 
 from vtsim.errors import InvariantError
 from vtsim.plan import KINDS, MemoryUsage, Phase
@@ -48,7 +47,6 @@ class Recorder:
         "_last_decision",
         "_last_sample",
         "admitted_at",
-        "arrived_at",
         "busy",
         "capacity_bytes",
         "compute_ticks",
@@ -99,8 +97,6 @@ class Recorder:
         self.rehit_tokens = zero * requests
         self.preemptions = zero * requests
         self.outcome = bytearray(requests)
-        self.arrived_at: dict[int, Tick] = {}
-        """Arrivals that the trace does not state: of requests that wait for others."""
         self.reasons: dict[int, str] = {}
         """Why a request was rejected; only of those."""
 
@@ -153,10 +149,6 @@ class Recorder:
         )
 
     # -- requests ----------------------------------------------------------------------------
-
-    def arrive(self, index: int, now: Tick) -> None:
-        """A request that waited for others has arrived; others are where the trace puts them."""
-        self.arrived_at[index] = now
 
     def admit(self, index: int, now: Tick, step: int, hit_tokens: int, again: bool) -> None:
         """`hit_tokens` of the prompt came from memory. `again`: it returns from a preemption."""
@@ -224,7 +216,28 @@ class Recorder:
 
     def work(self, phase: Phase, counts: list[int], busy: Tick) -> None:
         """Operations by kind, carried out in `busy` ticks of the memory worker."""
-        self.counts[phase] = list(map(add, self.counts[phase], counts))
+        row = self.counts[phase]
+        # Written out, in the order of OpKind: faster than any loop, and called for every plan.
+        reserve, free, create, destroy, mapped, unmapped, copy, out, back, allocate, give = counts
+        if create:
+            row[2] += create
+        if destroy:
+            row[3] += destroy
+        if mapped:
+            row[4] += mapped
+        if unmapped:
+            row[5] += unmapped
+        if copy:
+            row[6] += copy
+        if allocate:
+            row[9] += allocate
+        if give:
+            row[10] += give
+        if reserve or free or out or back:
+            row[0] += reserve
+            row[1] += free
+            row[7] += out
+            row[8] += back
         self.busy[phase] += busy
 
     def expose(self, phase: Phase, ticks: Tick) -> None:

@@ -49,7 +49,8 @@ class PolicyRun:
     memory_backend: str = "sim"
     clock: str = "virtual"
     ideal_hits: IntArray | None = None
-    """Tokens of each prompt that an infinite prefix cache would hold; None without hashes."""
+    """Tokens of each prompt that an infinite prefix cache would hold; None where the trace
+    tells nothing of sharing."""
     details: Mapping[str, object] = field(default_factory=dict)
     """Facts of this policy only, such as a pool's blocks: JSON values."""
     driver_calls: tuple[DriverCall, ...] | None = None
