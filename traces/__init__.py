@@ -10,7 +10,7 @@ if __name__ != "vtsim.traces":
     raise ImportError("this package is vtsim.traces; the bare name 'traces' is not importable")
 
 from vtsim.traces.loading import load
-from vtsim.traces.native import write_native
 from vtsim.traces.registry import reader_names
+from vtsim.traces.writer import write_native
 
 __all__ = ["load", "reader_names", "write_native"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from vtsim.errors import ConfigError
 from vtsim.traces.generate import Synth, generate
 from vtsim.traces.lengths import Lengths
-from vtsim.traces.native import write_native
+from vtsim.traces.writer import write_native
 
 FOLDER = Path(__file__).parent / "samples"
 

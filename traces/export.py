@@ -12,8 +12,8 @@ from pathlib import Path
 
 from vtsim.errors import ConfigError
 from vtsim.request import NO_ARRIVAL, Trace
-from vtsim.traces.native import native_text, to_json
 from vtsim.traces.output import writing
+from vtsim.traces.writer import native_text, to_json
 
 
 def export(trace: Trace, path: str | Path, target: str = "native") -> list[str]:

@@ -18,12 +18,15 @@ from vtsim.traces.jsonl import objects
 from vtsim.traces.number import UNITS, Where
 from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.source import Source
+from vtsim.traces.words import OPTIONS, TokenRule
 
 _STAMP = ("timestamp", "created_time")
 _DELAY = ("delay", "delay_ms")
 _PROMPT = ("input_length", "input_tokens")
 _OUTPUT = ("output_length", "output_tokens")
 _KNOWN = frozenset((*_STAMP, *_DELAY, *_PROMPT, *_OUTPUT, "hash_ids", "session_id", "priority"))
+_TEXT = ("text_input", "messages")
+"""Counted where no length is stated; never kept."""
 
 
 class MooncakeReader:
@@ -37,6 +40,7 @@ class MooncakeReader:
         "prefix_only: the rest is unhashed; exact",
         "turns": "what a session's row holds where no hash ids tell: unknown (default), whole (the "
         "prompt repeats the conversation so far) or delta (only what is new)",
+        **{name: OPTIONS[name] for name in ("tokens_per_word", "tokenizer")},
     }
 
     def detects(self, head: Head) -> bool:
@@ -54,18 +58,28 @@ class MooncakeReader:
         builder = TraceBuilder(source, self.name, block_size=block, tail_rule=tail_rule)
         where = builder.where
         sessions = _Sessions(turns)
+        rule = TokenRule(options)
+        counted = False
         scale = 10 ** UNITS[unit]
         builder.about["time_unit"] = unit
         for row in objects(source, where):
             if not row.keys() <= _KNOWN:
-                extra: dict[str, object] | None = {k: row[k] for k in row if k not in _KNOWN}
+                extra: dict[str, object] | None = {
+                    k: row[k] for k in row if k not in _KNOWN and k not in _TEXT
+                }
                 builder.note_unknown(extra or ())
             else:
                 extra = None
             prompt = row.get("input_length")
             output = row.get("output_length")
             if type(prompt) is not int or not 0 < prompt < 2**31:
-                prompt = where.count(*_one(where, row, _PROMPT))
+                value, key = _one(where, row, _PROMPT)
+                texts = [name for name in _TEXT if row.get(name) is not None]
+                if value is None and texts:
+                    prompt = _text_tokens(where, rule, row, texts[0])
+                    counted = True
+                else:
+                    prompt = where.count(value, key)
             if type(output) is not int or not 0 < output < 2**31:
                 output = where.count(*_one(where, row, _OUTPUT))
             session = _session(where, row)
@@ -115,6 +129,8 @@ class MooncakeReader:
             if session is not None:
                 sessions.added(session, row_number, prompt + output)
         sessions.warn(builder)
+        if counted:
+            rule.tell(builder)
         return builder.finish()
 
 
@@ -124,6 +140,12 @@ def _one(where: Where, row: dict[str, Any], names: tuple[str, ...]) -> tuple[obj
     if len(found) > 1 and row[found[0]] != row[found[1]]:
         raise where.error(f"differs from {found[0]} {row[found[0]]}", found[1], row[found[1]])
     return (row[found[0]], found[0]) if found else (None, names[0])
+
+
+def _text_tokens(where: Where, rule: TokenRule, row: dict[str, Any], key: str) -> int:
+    if key == "messages":
+        return rule.messages(where, row[key], key)
+    return rule.content(where, row[key], key)
 
 
 def _session(where: Where, row: dict[str, Any]) -> str | None:

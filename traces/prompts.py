@@ -32,6 +32,8 @@ PROMPT_KEYS = (*TEXT_KEYS, "texts", "messages", "input_ids", "payload", "body", 
 def prompt_tokens(where: Where, row: dict[str, Any], rule: TokenRule) -> tuple[int, list[int]]:
     """(tokens, token ids or []) of the one prompt that `row` states."""
     found = [key for key in PROMPT_KEYS if row.get(key) is not None]
+    if not found and row.get("input_length") is not None:
+        return where.count(row["input_length"], "input_length"), []
     if not found:
         raise where.error(f"no prompt: none of {', '.join(PROMPT_KEYS)}", "prompt")
     key = found[0]

@@ -25,6 +25,8 @@ GROUP = "vtsim.readers"
 _BUILT_IN = {
     "native": "vtsim.traces.native:READER",
     "weka": "vtsim.traces.weka:READER",
+    "copilot": "vtsim.traces.copilot:READER",
+    "servegen": "vtsim.traces.servegen:READER",
     "bailian": "vtsim.traces.bailian:READER",
     "llmservingsim-bench": "vtsim.traces.measured:SERVINGSIM_BENCH",
     "llmservingsim": "vtsim.traces.servingsim:READER",

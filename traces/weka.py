@@ -206,6 +206,7 @@ class _Conversation:
         turns[row.agent] = turn + 1
         if builder.drop_if_empty(prompt, output):
             return
+        row.before = [p for p in row.before if row.agent == p.agent or self._joins(row, p)]
         parents = tuple(dict.fromkeys(n for p in row.before for n in _kept(p)))
         waits = closed_loop and bool(parents)
         row.number = builder.add(
@@ -220,6 +221,14 @@ class _Conversation:
             recorded=recorded,
             extra={"agent_id": row.agent, **extra},
         )
+
+    def _joins(self, row: _Row, other: _Row) -> bool:
+        """True unless a main request came before the sub-agent's last one had ended."""
+        if row.agent != MAIN:
+            return True
+        duration = other.values.get("api_time")
+        taken = 0 if duration is None else self._where.ticks(duration, "api_time", "s")
+        return other.arrival + taken <= row.arrival
 
     def _wait(self, row: _Row) -> Tick:
         """From the last end of those before to the arrival; an unknown end is taken as its start,
