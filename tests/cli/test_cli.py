@@ -301,3 +301,58 @@ def test_a_replay_needs_no_torch(trace: Path) -> None:
         "assert result['vtensor'].summary['requests']['completed'] == 12"
     )
     assert "vtsim.api" in loaded(code)
+
+
+PLUGIN = """
+from vtsim.policies.native import NativePolicy
+
+class Mine(NativePolicy):
+    name = "mine"
+    kernels = ("flash", "flash_paged")
+"""
+
+
+def test_a_policy_from_a_file_runs(vtsim: Callable[..., Ran], trace: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(PLUGIN)
+    chosen = ("--policy", f"{plugin}:Mine", "--policy", "native", "--kernel", "mine=flash_paged")
+    status, out, err = vtsim("replay", trace, *chosen, "-q", "--json", "-")
+    assert (status, err) == (0, "")
+    mine, native = json.loads(out)["runs"]
+    assert (mine["policy"], mine["kernel"], native["kernel"]) == ("mine", "flash_paged", "flash")
+    assert mine["memory"]["peak_bytes"] == native["memory"]["peak_bytes"]
+    assert mine["duration_s"] != native["duration_s"]
+
+
+def test_a_bare_kernel_is_for_those_that_can_use_it(vtsim: Callable[..., Ran], trace: Path) -> None:
+    _, out, _ = vtsim("replay", trace, "--kernel", "paged_v2", "-q", "--json", "-")
+    kernels = {entry["policy"]: entry["kernel"] for entry in json.loads(out)["runs"]}
+    assert kernels == {"native": "flash", "paged": "paged_v2", "vtensor": "flash"}
+
+
+def test_a_folder_that_is_no_run_is_refused(vtsim: Callable[..., Ran], tmp_path: Path) -> None:
+    status, _, err = vtsim("explain", tmp_path, "--request", "1")
+    assert status == 2 and "requests.parquet is missing" in err
+    (tmp_path / "requests.parquet").write_text("not parquet")
+    status, _, err = vtsim("explain", tmp_path, "--request", "1")
+    assert status == 2 and "cannot be read" in err and err.count("\n") == 1
+
+
+def test_preemption_and_rejection_are_explained(vtsim: Callable[..., Ran], tmp_path: Path) -> None:
+    """Memory for about two sequences, of which one grows; one request never fits."""
+    rows = [
+        {"id": i, "arrival_s": 0.0, "prompt_tokens": 480, "output_tokens": 400} for i in range(4)
+    ]
+    rows.append({"id": 4, "arrival_s": 0.0, "prompt_tokens": 3000, "output_tokens": 1})
+    rows.append({"id": 5, "arrival_s": 0.0, "prompt_tokens": 9000, "output_tokens": 1})
+    trace = tmp_path / "tight.json"
+    trace.write_text(json.dumps({"format": "vtsim-trace", "version": 1, "requests": rows}))
+    folder = tmp_path / "run"
+    options = ("--policy", "paged", "--kv-memory", "66MiB", "--max-model-len", "4096", "-q")
+    assert vtsim("replay", trace, *options, "--out", folder)[0] == 0
+    stories = [vtsim("explain", folder, "--request", number)[1] for number in range(6)]
+    assert any("preempted, its memory went to others" in story for story in stories)
+    assert any("admitted again" in story for story in stories)
+    assert any("memory was short" in story for story in stories)
+    assert "cannot fit even alone" in stories[4]
+    assert "exceed max_model_len" in stories[5]
