@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from vtsim.errors import InvariantError
 from vtsim.memory.growth import Growth
-from vtsim.memory.radix import Node, RadixTree, clip, tokens_of
+from vtsim.memory.radix import Node, RadixTree, clip, join, tokens_of
 from vtsim.plan import (
     NO_MATCH,
     NOTHING,
@@ -200,7 +200,7 @@ class PagedPolicy(Policy):
             self._prefill_tokens -= tokens
         self._table_blocks -= blocks
         if keep is Keep.RECORD:
-            self._cache(table, seq.content + seq.output_content, tokens)
+            self._cache(table, join(seq.content, seq.output_content), tokens)
         if table.private:
             self._free[FreeRun(table.private)] = None
             self._free_blocks += table.private

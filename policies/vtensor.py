@@ -20,7 +20,7 @@ from vtsim.memory.growth import Growth
 from vtsim.memory.physical import ChunkPool
 from vtsim.memory.placement import Placement
 from vtsim.memory.prefixes import PrefixTree, Record
-from vtsim.memory.radix import tokens_of
+from vtsim.memory.radix import join, tokens_of
 from vtsim.plan import (
     KINDS,
     NO_MATCH,
@@ -345,7 +345,7 @@ class VTensorPolicy(Policy):
             self._still_tokens += vtensor.tokens
         content: tuple[Run, ...] = ()
         if keep is Keep.RECORD and self.options.prefix_cache and self.options.retain != "none":
-            content = seq.content + seq.output_content
+            content = join(seq.content, seq.output_content)
         self._leaving.append(Leaving(step, vtensor, content))
         self._leaving_units += vtensor.mapped - vtensor.shared
         return NOTHING

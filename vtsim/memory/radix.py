@@ -119,6 +119,15 @@ def clip(content: tuple[Run, ...], start: int, end: int) -> tuple[Run, ...]:
     return tuple(runs)
 
 
+def join(head: tuple[Run, ...], tail: tuple[Run, ...]) -> tuple[Run, ...]:
+    """`head` and then `tail`. Where one run goes on in the next they become one: the tree finds
+    content by the first address of its longest runs."""
+    if head and tail and sum(head[-1]) == tail[0][0]:
+        first, length = head[-1]
+        return (*head[:-1], (first, length + tail[0][1]), *tail[1:])
+    return head + tail
+
+
 def tokens_of(content: tuple[Run, ...]) -> int:
     """How many tokens the runs name."""
     return sum(length for _, length in content)
