@@ -154,6 +154,10 @@ class MemoryBackend(Protocol):
 
     def settle(self, ticket: int) -> Receipt: ...
 
+    def execute(self, plan: Plan, step: int) -> Receipt:
+        """`submit` and `settle` in one."""
+        ...
+
     def calls(self) -> Iterable[DriverCall]:
         """Written after each call returned; empty when placement is off."""
         ...

@@ -103,6 +103,12 @@ class SimBackend:
             raise InvariantError("backend-ticket", f"no receipt for ticket {ticket}")
         return receipt
 
+    def execute(self, plan: Plan, step: int) -> Receipt:
+        """`submit` and `settle` in one; in a plain run, no more than counting bytes."""
+        if self._driver is None and self._fail_at is None and not self._closed:
+            return self._count(plan, 0, -1)
+        return self.settle(self.submit(plan, step))
+
     def set_reserved(self, reserved_bytes: int) -> None:
         """Someone else now holds `reserved_bytes`: further plans find less (or more) memory."""
         self._available = self.info.capacity_bytes - reserved_bytes

@@ -16,10 +16,10 @@ from vtsim.request import Tick
 class MemoryWorker:
     """Busy until `free_at`; `_spans` are plans that may still run at the next launch."""
 
-    __slots__ = ("_recorder", "_spans", "_times", "free_at", "needed_at")
+    __slots__ = ("_count", "_recorder", "_spans", "free_at", "needed_at")
 
     def __init__(self, times: MemoryTimes, recorder: Recorder) -> None:
-        self._times = times
+        self._count = times.counts
         self._recorder = recorder
         self.free_at: Tick = 0
         self.needed_at: Tick = 0
@@ -28,19 +28,20 @@ class MemoryWorker:
 
     def cost(self, counts: list[int]) -> Tick:
         """Ticks of so many operations that move no bytes and allocate nothing."""
-        return self._times.counts(counts, 0, 0, 0)
+        return self._count(counts, 0, 0, 0)
 
     def submit(self, plan: Plan, now: Tick, needed: bool = True) -> None:
         """Queue `plan` at `now`. `needed`: the next launch waits for it."""
-        busy = self._times.counts(
-            plan.counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes
-        )
-        start = self.free_at if self.free_at > now else now
-        self.free_at = start + busy
-        self._recorder.work(plan.phase, plan.counts, busy)
-        self._spans.append((start, self.free_at, plan.phase))
+        counts, phase = plan.counts, plan.phase
+        busy = self._count(counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes)
+        start = self.free_at
+        if start < now:
+            start = now
+        self.free_at = free_at = start + busy
+        self._recorder.work(phase, counts, busy)
+        self._spans.append((start, free_at, phase))
         if needed:
-            self.needed_at = self.free_at
+            self.needed_at = free_at
 
     def leap(self, plan: Plan, last_submit: Tick) -> None:
         """Account for a plan over steps all of whose memory work compute hides; what its last step

@@ -1,0 +1,351 @@
+"""The FlexInfer scheduler: Algorithm 1 without its clock.
+
+`decide` makes the next step: it extends what decodes, continues prompts, admits who fits, and
+preempts when memory runs short. `Engine` (vtsim.engine.loop) launches the steps in time. Neither
+may look into a policy, a backend or a cost model.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from vtsim.engine.arrivals import Arrivals
+from vtsim.engine.state import Limits, Live, Step
+from vtsim.engine.worker import MemoryWorker
+from vtsim.errors import BackendError, CapacityError
+from vtsim.metrics.recorder import Recorder
+from vtsim.plan import NO_MATCH, NOTHING, Keep, Match, Phase, Plan, Shortage
+from vtsim.ports import Batch, MemoryBackend, MemoryPolicy, MemoryTimes, StepShape
+from vtsim.request import Sequence, Tick, Trace
+
+PATIENCE = 10_000
+"""Decisions in a row without a token before a run is given up as stuck."""
+
+
+class Scheduler:
+    """Waiting, running and finishing sequences, and the decisions about them."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: MemoryPolicy,
+        backend: MemoryBackend,
+        times: MemoryTimes,
+        recorder: Recorder,
+        limits: Limits,
+    ) -> None:
+        self.trace = trace
+        self.policy = policy
+        self.backend = backend
+        self.recorder = recorder
+        self.limits = limits
+        self.worker = MemoryWorker(times, recorder)
+        self.arrivals = Arrivals(trace)
+        self.batch = Batch()
+        self.step = 0
+        """Number of the step that runs, or ran last."""
+        self.now: Tick = 0
+        """Of the decision."""
+        self.running = False
+        """A step's kernels are."""
+        self.late: list[Plan] = []
+        """With lookahead 0: plans to submit at the launch they serve."""
+        self.eventful = False
+        """Something has happened that the memory timeline must show."""
+        self._live: dict[int, Live] = {}
+        self._waiting: list[tuple[tuple[int, Tick, int], Live]] = []
+        self._prefilling: dict[int, Live] = {}
+        self._finishing: list[tuple[int, int, Live]] = []  # (step, order, who decodes)
+        self._kv_tokens = 0  # of decoding sequences, after the step decided last
+        self._orders = 0
+        self._released: list[int] = []  # last steps of released sequences not yet retired
+        self._granted = False  # the decoding sequences have been extended for the next step
+        self._preempted = False  # somebody was, in this decision
+        self._fruitless = 0
+        self._fenced = policy.fenced
+        self._late_plans = policy.lookahead == 0
+        self._ahead = 1 + policy.lookahead if limits.admit == "prompt" else 0
+        self._prompts: list[int] = trace.prompt_tokens.tolist()
+        self._outputs: list[int] = trace.output_tokens.tolist()
+        self._priorities: list[int] = trace.priority.tolist()
+
+    # -- arrivals ---------------------------------------------------------------------------------
+
+    def receive(self) -> None:
+        """Arrivals up to now join `waiting`; those that can never fit are answered."""
+        trace, waiting, live_by_row = self.trace, self._waiting, self._live
+        for arrival, row in self.arrivals.take(self.now):
+            prompt, priority = self._prompts[row], self._priorities[row]
+            content = trace.content(row)
+            seq = Sequence(row, prompt, content, (), priority)
+            if content:
+                seq.output_content = trace.output_content(row)
+            live = live_by_row[row] = Live(seq, (priority, arrival, row))
+            if prompt + self._outputs[row] > self.limits.max_model_len:
+                self._reject(live, "max_model_len", 0)
+            else:
+                heapq.heappush(waiting, (live.rank, live))
+
+    # -- Algorithm 1 ------------------------------------------------------------------------------
+
+    def progress(self, prompts: list[Live], end: Tick) -> None:
+        """What the step now running will have done at `end`: prompts completed, answers finished."""
+        step = self.step
+        self._granted = False
+        for live in prompts:
+            seq = live.seq
+            if live.prefilled < seq.prompt_tokens:
+                continue
+            self.eventful = True
+            self._fruitless = 0
+            self.recorder.first_token(seq.index, end)
+            live.generated += 1
+            left = self._outputs[seq.index] - live.generated
+            if left <= 0:
+                self._finish(live, end)
+                continue
+            del self._prefilling[seq.index]
+            live.since = step + 1
+            live.finish_step = step + left
+            self.batch.decoding[seq.index] = seq
+            self._kv_tokens += seq.prompt_tokens
+            heapq.heappush(self._finishing, (live.finish_step, seq.order, live))
+        finishing = self._finishing
+        while finishing and finishing[0][0] <= step:
+            _, order, live = heapq.heappop(finishing)
+            if live.finish_step == step and order == live.seq.order:  # not preempted since
+                self._finish(live, end)
+
+    def decide(self) -> Step | None:
+        """The next step: decoding, then prompts in progress, then admissions. None: nothing runs.
+
+        A shortage waits for memory on its way, if that helps, else preempts; after a preemption
+        nobody is admitted.
+        """
+        batch = self.batch
+        self._granted = self._preempted = False
+        while batch.decoding:
+            plan = self.policy.extend(batch)
+            if isinstance(plan, Plan) and (plan := self.submit(plan)) is None:
+                self._kv_tokens += len(batch.decoding)
+                self._granted = True
+                break
+            if not self._make_room(plan, None):
+                return self.stall()
+        prompts: list[Live] = []
+        budget = self.limits.max_batched_tokens - len(batch.decoding)
+        if self._prefilling:
+            for live in list(self._prefilling.values()):
+                budget -= self._continue_prompt(live, prompts, budget)
+        if self._waiting and not self._preempted:
+            self._admit(prompts, budget)
+        if self.limits.check:
+            self.policy.check_integrity()
+        decoding = len(batch.decoding)
+        if decoding:
+            self._fruitless = 0
+        elif not prompts:
+            return self.stall() if batch.running else None
+        chunks = tuple([(live.chunk, live.prefilled - live.chunk) for live in prompts])
+        return Step(prompts, StepShape(decoding, self._kv_tokens, chunks))
+
+    def _continue_prompt(self, live: Live, prompts: list[Live], budget: int) -> int:
+        """Grant the next chunk of a prompt in progress; returns its tokens."""
+        seq = live.seq
+        tokens = min(budget, seq.prompt_tokens - live.prefilled)
+        while tokens > 0 and seq.index in self._prefilling:
+            plan = self.policy.extend_prompt(seq, tokens)
+            if isinstance(plan, Plan) and (plan := self.submit(plan)) is None:
+                prompts.append(live)
+                live.chunk = tokens
+                live.prefilled += tokens
+                return tokens
+            if not self._make_room(plan, prompts):
+                break  # it sits this step out
+        return 0
+
+    def _admit(self, prompts: list[Live], budget: int) -> None:
+        """Admissions in order of waiting, until the first that is refused."""
+        batch, waiting = self.batch, self._waiting
+        while waiting:
+            live = waiting[0][1]
+            seq = live.seq
+            if budget <= 0:
+                return self._explain_wait(live, "max_batched_tokens", 0)
+            if len(batch.running) >= self.limits.max_num_seqs:
+                return self._explain_wait(live, "max_num_seqs", 0)
+            seq.order = self._orders
+            match = self.policy.match(seq)
+            refusal = self._create(live, match, budget)
+            if refusal is not None and match.tokens and not (batch.running or self.running):
+                match = NO_MATCH  # alone and still refused: what the match pins may be in the way
+                refusal = self._create(live, match, budget)
+            if refusal is not None:
+                if batch.running or self.running:
+                    reason = "slots" if refusal.slots else "memory"
+                    return self._explain_wait(live, reason, refusal.nbytes)
+                heapq.heappop(waiting)
+                self._reject(live, "capacity", refusal.nbytes)
+                continue
+            heapq.heappop(waiting)
+            self._orders += 1
+            self.eventful = True
+            batch.running[seq.index] = seq
+            self._prefilling[seq.index] = live
+            prompts.append(live)
+            budget -= live.chunk
+            self.recorder.admit(
+                seq.index, self.now, self.step + 1, live.prefilled - live.chunk, seq.preemptions > 0
+            )
+        return None
+
+    def _create(self, live: Live, match: Match, budget: int) -> Shortage | None:
+        """Ask the policy for the match and the first chunk; None if it was granted."""
+        seq = live.seq
+        while True:
+            tokens = min(budget, seq.prompt_tokens - match.tokens)
+            held = whole = match.tokens + tokens
+            if self._ahead:
+                whole = max(held, min(seq.prompt_tokens + self._ahead, self.limits.max_model_len))
+            plan = self.policy.create(seq, match, tokens, whole)
+            if isinstance(plan, Shortage):
+                return plan
+            if self.submit(plan) is None:
+                live.prefilled = held
+                live.chunk = tokens
+                return None
+            match = self.policy.match(seq)  # the limit is lower now, and the old match undone
+
+    # -- shortage ---------------------------------------------------------------------------------
+
+    def _make_room(self, shortage: Shortage, prompts: list[Live] | None) -> bool:
+        """After a refusal: True to try again, False to wait until what runs has ended."""
+        if self.running and self._released and shortage.will_clear:
+            return False
+        self._preempt(shortage, prompts)
+        return True
+
+    def _preempt(self, shortage: Shortage, prompts: list[Live] | None) -> None:
+        """Take memory from the policy's victim, which waits again; alone, it is answered.
+
+        `prompts`: who has been granted a chunk in this decision, if that is being done.
+        """
+        victim = self.policy.select_victim(self.batch)
+        if victim is None:
+            raise CapacityError(
+                f"the {self.policy.name} policy is {shortage.nbytes} bytes short and names no victim"
+            )
+        live = self._live[victim.index]
+        alone = len(self.batch.running) == 1
+        keep = Keep.NONE if alone else Keep.RECORD
+        if prompts is not None and live in prompts:
+            prompts.remove(live)
+            keep = Keep.NONE  # the chunk granted will not be computed
+        if self._granted and victim.index in self.batch.decoding and victim.output_content:
+            keep = Keep.NONE  # nor will the token
+        self._leave(live, keep)
+        self.eventful = self._preempted = True
+        if not self.running:
+            self.retire(self.step)
+        if alone:
+            self._reject(live, "capacity", shortage.nbytes)
+            return
+        victim.preemptions += 1
+        victim.prompt_tokens = self._prompts[victim.index] + live.generated
+        live.prefilled = live.chunk = 0
+        self.recorder.preempt(victim.index, self.now, self.step + 1, "shortage", shortage.nbytes)
+        heapq.heappush(self._waiting, (live.rank, live))
+
+    def stall(self) -> None:
+        """No step can be decided before what runs has ended. A run that stays so is stuck."""
+        self._fruitless += 1
+        if self._fruitless > PATIENCE:
+            raise CapacityError(
+                f"no progress in {PATIENCE} decisions: {len(self.batch.running)} sequences run, "
+                f"{len(self._waiting)} wait, and the {self.policy.name} policy grants no memory"
+            )
+
+    # -- what happens to a sequence ---------------------------------------------------------------
+
+    def _leave(self, live: Live, keep: Keep) -> None:
+        """Take a sequence out of the batch; its last reader is the step now running."""
+        seq = live.seq
+        del self.batch.running[seq.index]
+        if self.batch.decoding.pop(seq.index, None) is None:
+            del self._prefilling[seq.index]
+        else:
+            decoded = self.step - live.since + 1
+            self._kv_tokens -= seq.prompt_tokens + decoded + self._granted
+            live.generated += decoded
+            live.finish_step = -1
+        self.submit(self.policy.release(seq, keep if seq.content else Keep.NONE, self.step))
+        if self._fenced:
+            self._released.append(self.step)
+
+    def retire(self, step: int) -> None:
+        """The kernels of `step` have ended: memory that only they read is reusable."""
+        released = self._released
+        if released and released[0] <= step:
+            self._released = [last for last in released if last > step]
+            self.submit(self.policy.retire(step))
+
+    def _finish(self, live: Live, end: Tick) -> None:
+        row = live.seq.index
+        self._leave(live, Keep.RECORD)
+        self.eventful = True
+        self._fruitless = 0
+        self.recorder.finish(row, end)
+        if self.recorder.decisions:
+            self.recorder.decide(self.step, end, row, "finish", "", 0)
+        self._answer(row, end)
+
+    def _reject(self, live: Live, reason: str, bytes_short: int) -> None:
+        row = live.seq.index
+        if bytes_short:
+            self.recorder.decide(self.step + 1, self.now, row, "short", reason, bytes_short)
+        self.recorder.reject(row, self.now, reason, self.step + 1)
+        self._answer(row, self.now)
+
+    def _answer(self, row: int, at: Tick) -> None:
+        del self._live[row]
+        self.arrivals.answered(row, at)
+
+    def _explain_wait(self, live: Live, reason: str, bytes_short: int) -> None:
+        if self.recorder.decisions:
+            self.recorder.decide(
+                self.step + 1, self.now, live.seq.index, "wait", reason, bytes_short
+            )
+
+    # -- plans ------------------------------------------------------------------------------------
+
+    def submit(self, plan: Plan) -> Shortage | None:
+        """Have the backend execute `plan` and the worker spend its time; None when it is done.
+
+        If the device refuses (out of memory under the limit), the decision is undone, the limit
+        lowered to what is held, and the refusal returned like a policy's own.
+        """
+        if plan is NOTHING:
+            return None
+        refusal = self.execute(plan)
+        if refusal is not None:
+            return refusal
+        retired = plan.phase is Phase.RETIRE
+        if self._late_plans and self.running and not retired:
+            self.late.append(plan)
+        else:
+            self.worker.submit(plan, self.now, not retired)
+        return None
+
+    def execute(self, plan: Plan) -> Shortage | None:
+        """The backend's part of `submit`."""
+        receipt = self.backend.execute(plan, self.step + 1)
+        if receipt.done:
+            return None
+        if plan.phase not in (Phase.CREATE, Phase.PREFILL, Phase.EXTEND):
+            raise BackendError(
+                f"the backend could not execute a {plan.phase.name} plan of the "
+                f"{self.policy.name} policy (call {receipt.failed_call})"
+            )
+        self.policy.rollback(plan)
+        self.policy.set_limit(sum(self.policy.usage()))
+        return Shortage(receipt.short_bytes)
