@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +116,7 @@ def test_speed_acts_on_a_trace_that_is_given(trace: Trace) -> None:
 def test_progress_is_reported(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vtsim.metrics.progress.EVERY", 8)
     seen: list[tuple[str, int, int]] = []
-    options = {"max_model_len": 1010}
+    options: dict[str, Any] = {"max_model_len": 1010}
     watched = vtsim.replay(trace, ["native"], progress=lambda *s: seen.append(s), **options)
     assert seen == [("native", 8, 20), ("native", 16, 20), ("native", 20, 20)]
     assert watched.to_json() == vtsim.replay(trace, ["native"], **options).to_json()
@@ -164,7 +166,7 @@ def test_what_is_missing_is_said(trace: Trace) -> None:
 
 def test_unlimited_memory_takes_nothing_from_the_answer(trace: Trace) -> None:
     """The memory a load needs is the peak of kv_live with no limit: more changes nothing."""
-    options = {"max_model_len": 4096}
+    options: dict[str, Any] = {"max_model_len": 4096}
     free = vtsim.replay(trace, ["vtensor"], kv_memory="unlimited", **options)["vtensor"]
     enough = vtsim.replay(trace, ["vtensor"], **options)["vtensor"]
     assert free.summary["memory"]["peak_bytes"] | {"free": 0} == (
@@ -189,9 +191,9 @@ def test_unlimited_memory_takes_nothing_from_the_answer(trace: Trace) -> None:
         ({"kernel": {"paged": "flash"}}, "paged cannot use kernel 'flash'"),
     ],
 )
-def test_bad_options_are_named(trace: Trace, options: dict[str, object], words: str) -> None:
+def test_bad_options_are_named(trace: Trace, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        vtsim.replay(trace, **options)  # type: ignore[arg-type]
+        vtsim.replay(trace, **options)
 
 
 def test_a_trace_that_overflows_is_an_error_on_request(trace: Trace) -> None:
@@ -204,3 +206,8 @@ def test_the_package_says_what_it_has() -> None:
     assert vtsim.ConfigError is ConfigError
     with pytest.raises(AttributeError, match="no attribute 'replays'"):
         _ = vtsim.replays
+
+
+def test_the_version_is_the_packages() -> None:
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    assert tomllib.loads(text)["project"]["version"] == vtsim.__version__

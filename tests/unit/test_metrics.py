@@ -391,3 +391,16 @@ def test_ids_of_mixed_type_are_saved_as_text(tmp_path: Path) -> None:
     make_result(trace=mixed, runs=(renamed,)).save(tmp_path / "out")
     requests = pd.read_parquet(tmp_path / "out" / "requests.parquet")
     assert requests["request"].tolist() == ["a", "7", "b"]
+
+
+def test_the_page_names_what_the_json_holds() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text()
+    for category in CATEGORIES:
+        assert f"| `{category}` |" in page
+    result = make_result()
+    for table in ("requests", "timeline", "decisions"):
+        line = next(line for line in page.splitlines() if line.startswith(f"| `{table}` |"))
+        columns = [name for name in getattr(result, table) if name != "policy"]
+        if table == "timeline":
+            columns = ["time_s"]
+        assert ", ".join(columns) in line
