@@ -38,13 +38,9 @@ from vtsim.ports import Batch, DeviceInfo, Headroom
 from vtsim.request import Run, Sequence
 from vtsim.spec import KVLayout, ModelSpec, check_chunk_bytes
 
-CREATE, DESTROY, MAP, UNMAP, COPY = (
-    OpKind.CREATE,
-    OpKind.DESTROY,
-    OpKind.MAP,
-    OpKind.UNMAP,
-    OpKind.COPY,
-)
+# As plain ints: counts are indexed in every decision, and an enum member costs a look-up each time.
+CREATE, DESTROY, MAP = int(OpKind.CREATE), int(OpKind.DESTROY), int(OpKind.MAP)
+UNMAP, COPY = int(OpKind.UNMAP), int(OpKind.COPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,23 +286,24 @@ class VTensorPolicy(Policy):
     # -- extend -----------------------------------------------------------------------------------
 
     def extend(self, batch: Batch, steps: int = 1) -> Plan | Shortage:
-        growth = self._growth
+        growth, pool = self._growth, self._pool
         need = growth.demand(steps)
         if not need:
             growth.advance(steps)
             return NOTHING
-        missing = need - self._reach()
-        if missing > 0:
-            return self._shortage(missing)
+        fits = need <= pool.available
+        if not fits and need > self._reach():
+            return self._shortage(need - self._reach())
         plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes, steps=steps)
-        fits = need <= self._pool.available
-        if steps > 1 and fits:
-            last, peak = growth.last(steps), growth.peak(steps)
-            new = max(0, need - self._pool.pooled)
-            plan.peak = self._counts(min(peak, new), peak)
-            plan.last = self._counts(min(last, new), last)
-        if self._placed is None and fits:
-            self._take(plan, need, None)
+        if fits and steps > 1:
+            new, last, peak = need - pool.pooled, growth.last(steps), growth.peak(steps)
+            plan.peak = self._counts(min(peak, new) if new > 0 else 0, peak)
+            plan.last = self._counts(min(last, new) if new > 0 else 0, last)
+        if fits and self._placed is None:
+            counts = plan.counts
+            counts[CREATE] = pool.take(need) * self._arenas
+            counts[MAP] = need * self._arenas
+            self._own_units += need
             growth.advance(steps)
             return plan
         for due in range(steps):
@@ -508,7 +505,7 @@ class VTensorPolicy(Policy):
             self._evict(plan, None)
         if excess > 0:
             self._destroy(plan, excess)
-        self._pool.limit = units
+        self._pool.set_limit(units)
         self.limit_bytes = limit_bytes
         return self._close(plan)
 

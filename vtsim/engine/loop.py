@@ -93,7 +93,9 @@ class Engine(Scheduler):
         """Launch `work` now, decide what follows; returns that and when it can be launched."""
         self.step += 1
         self.running = True
-        cost = self.executor.step(work.shape)
+        cost = work.cost
+        if cost < 0:
+            cost = self.executor.step(work.shape)
         end = self.now + cost
         self.retire(self.step - 1)
         self.progress(work.prompts, end)
@@ -184,7 +186,8 @@ class Engine(Scheduler):
         self.recorder.step(steps, compute)
         if self.limits.check:
             self.policy.check_integrity()
-        return Step([], StepShape(members, self._kv_tokens, ())), self.now + compute
+        shape = StepShape(members, self._kv_tokens, ())
+        return Step([], shape, first + (steps - 1) * slope), self.now + compute
 
     def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> int:
         """How many steps can be decided at once, at the launch of the running one: until somebody

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isqrt
+from math import sqrt
 
 from vtsim.request import Tick
 
@@ -18,12 +18,13 @@ def steps_until(gap: Tick, first: Tick, slope: Tick, at_most: int) -> int:
     """The most steps, from step 0 on and up to `at_most`, that end before `gap` ticks have passed."""
     if gap <= 0 or at_most <= 0:
         return 0
+    if at_most * first + slope * (at_most * (at_most - 1) // 2) < gap:
+        return at_most
     if not slope:
-        return min(at_most, (gap - 1) // first)
-    # n * first + slope * n * (n - 1) / 2 < gap, solved for n; the root is then corrected.
+        return (gap - 1) // first
+    # n * first + slope * n * (n - 1) / 2 < gap, solved for n in floats, then corrected in integers.
     b = 2 * first - slope
-    n = (isqrt(b * b + 8 * slope * gap) - b) // (2 * slope)
-    n = min(n, at_most)
+    n = min(at_most, int((sqrt(float(b * b + 8 * slope * gap)) - b) / (2 * slope)))
     while n > 0 and span(first, slope, 0, n) >= gap:
         n -= 1
     while n < at_most and span(first, slope, 0, n + 1) < gap:

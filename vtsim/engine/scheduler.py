@@ -65,6 +65,7 @@ class Scheduler:
         self._fenced = policy.fenced
         self._late_plans = policy.lookahead == 0
         self._ahead = 1 + policy.lookahead if limits.admit == "prompt" else 0
+        self._named = trace.has_hashes or len(trace.session_names) > 0
         self._prompts: list[int] = trace.prompt_tokens.tolist()
         self._outputs: list[int] = trace.output_tokens.tolist()
         self._priorities: list[int] = trace.priority.tolist()
@@ -76,9 +77,9 @@ class Scheduler:
         trace, waiting, live_by_row = self.trace, self._waiting, self._live
         for arrival, row in self.arrivals.take(self.now):
             prompt, priority = self._prompts[row], self._priorities[row]
-            content = trace.content(row)
-            seq = Sequence(row, prompt, content, (), priority)
-            if content:
+            seq = Sequence(row, prompt, (), (), priority)
+            if self._named:
+                seq.content = trace.content(row)
                 seq.output_content = trace.output_content(row)
             live = live_by_row[row] = Live(seq, (priority, arrival, row))
             if prompt + self._outputs[row] > self.limits.max_model_len:

@@ -50,3 +50,5 @@ class Step(NamedTuple):
     prompts: list[Live]
     """Whose prompt chunks it computes."""
     shape: StepShape
+    cost: Tick = -1
+    """Its compute time, where the decision had to know it; -1: ask the executor."""

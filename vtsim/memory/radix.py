@@ -46,6 +46,7 @@ class RadixTree(Generic[N]):
     def walk(self, content: tuple[Run, ...]) -> tuple[list[N], int]:
         """The nodes that `content` leads through, and how many tokens agree. Pure.
 
+        Runs must be as long as they can be: no run may begin where the one before it ends.
         The last node may agree in part only: where the count is less than its `end`.
         """
         path: list[N] = []
@@ -126,6 +127,16 @@ def join(head: tuple[Run, ...], tail: tuple[Run, ...]) -> tuple[Run, ...]:
         first, length = head[-1]
         return (*head[:-1], (first, length + tail[0][1]), *tail[1:])
     return head + tail
+
+
+def joined(content: tuple[Run, ...], more: tuple[Run, ...]) -> tuple[Run, ...]:
+    """`content` followed by `more`, as runs that are as long as they can be."""
+    if not content or not more:
+        return content or more
+    (first, length), (then, also) = content[-1], more[0]
+    if first + length != then:
+        return content + more
+    return (*content[:-1], (first, length + also), *more[1:])
 
 
 def tokens_of(content: tuple[Run, ...]) -> int:
