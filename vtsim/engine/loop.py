@@ -187,7 +187,8 @@ class Engine(Scheduler):
         if self.limits.check:
             self.policy.check_integrity()
         shape = StepShape(members, self._kv_tokens, ())
-        return Step([], shape, first + (steps - 1) * slope), self.now + compute
+        last_cost = first + (steps - 1) * slope if steps <= affine.until else -1
+        return Step([], shape, last_cost), self.now + compute
 
     def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> int:
         """How many steps can be decided at once, at the launch of the running one: until somebody
