@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from vtsim.errors import InvariantError
+from vtsim.errors import BackendError, InvariantError
 from vtsim.plan import KINDS, Operation, OpKind, Plan
 from vtsim.ports import Receipt
 
@@ -39,6 +39,10 @@ class OutOfMemory(Exception):
         super().__init__(f"short of {short_bytes} B")
 
 
+class UndoFailed(BackendError):
+    """A plan failed, and so did undoing it: what the device holds is no longer known."""
+
+
 class Driver(Protocol):
     """What executes operations: each either done or, with an exception, as if never asked."""
 
@@ -60,7 +64,8 @@ def run_plan(
 
     `fails` is the operation that an injected failure stops at, -1 for none. `capacity_bytes` is the
     room that undoing may use, whoever holds it now. `write` is told each call that returned.
-    Raises what the driver raises, but for OutOfMemory, with the state as before the plan.
+    Raises what the driver raises, but for OutOfMemory, with the state as before the plan; and
+    UndoFailed.
     """
     check_counts(plan)
     operations = plan.operations
@@ -103,6 +108,8 @@ def _undo(
                 inverse = replace(operation, kind=kind)
                 driver.execute(inverse)
                 write(inverse)
+    except Exception as error:
+        raise UndoFailed(f"undoing a {plan.phase.name} plan failed: {error}") from error
     finally:
         driver.available_bytes = room
 
