@@ -124,6 +124,7 @@ class VTensorPolicy(Policy):
         self.limit_bytes = limit_bytes
         self._arenas = kv.arenas
         self._unit_bytes = kv.unit_bytes
+        self._token_bytes = kv.token_bytes
         self._lead_tokens = self._lead()
         self._pool = ChunkPool(limit_bytes // kv.unit_bytes)
         self._growth = Growth(
@@ -142,7 +143,10 @@ class VTensorPolicy(Policy):
         self._own_units = 0  # of running and leaving sequences, beyond what they share
         self._shared_units = 0  # of the same, shared ones counted by each
         self._still_tokens = 0  # of prompts in progress and leaving sequences
-        self._leaving_units = 0
+        self._leaving_units = 0  # their own
+        self._leaving_mapped = 0  # shared ones included
+        self._foreseen = (-1, 0), 0  # (changes, steps) of the growth, and their demand
+        self._keeps_all = options.retain == "all"
         retain = options.retain_bytes
         self._retain_units = (
             (limit_bytes // 20 if retain is None else retain) // kv.unit_bytes
@@ -182,10 +186,9 @@ class VTensorPolicy(Policy):
         record: Record | None = match.handle
         shared = kv.full_units(match.tokens)
         units = kv.units(held + self._ahead(seq, held))
-        available = self._pool.available + self._parked_units + self._extents.record_units
+        missing = max(units, kv.units(whole_tokens)) - shared - self._reach()
         if record is not None:
-            available -= self._extents.idle_units(record.payload.leaf)
-        missing = max(units, kv.units(whole_tokens)) - shared - available
+            missing += self._extents.idle_units(record.payload.leaf)
         no_slot = self._slot_shortage(record)
         if missing > 0 or no_slot:
             return Shortage(
@@ -287,7 +290,9 @@ class VTensorPolicy(Policy):
 
     def extend(self, batch: Batch, steps: int = 1) -> Plan | Shortage:
         growth, pool = self._growth, self._pool
-        need = growth.demand(steps)
+        foreseen, need = self._foreseen
+        if foreseen != (growth.changes, steps):
+            need = growth.demand(steps)
         if not need:
             growth.advance(steps)
             return NOTHING
@@ -295,10 +300,9 @@ class VTensorPolicy(Policy):
         if not fits and need > self._reach():
             return self._shortage(need - self._reach())
         plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes, steps=steps)
-        if fits and steps > 1:
-            new, last, peak = need - pool.pooled, growth.last(steps), growth.peak(steps)
-            plan.peak = self._counts(min(peak, new) if new > 0 else 0, peak)
-            plan.last = self._counts(min(last, new) if new > 0 else 0, last)
+        if fits and 1 < steps <= growth.until_wake():
+            new, last = max(0, need - pool.pooled), growth.last(steps)
+            plan.last = self._counts(min(last, new), last)
         if fits and self._placed is None:
             counts = plan.counts
             counts[CREATE] = pool.take(need) * self._arenas
@@ -328,10 +332,17 @@ class VTensorPolicy(Policy):
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         growth, pool = self._growth, self._pool
         steps, need = growth.within(pool.available, min(at_most, growth.until_wake()))
-        if not need:
-            return Headroom(steps)
-        peak = growth.peak(steps)
-        return Headroom(steps, self._counts(peak if need > pool.pooled else 0, peak))
+        self._foreseen = (growth.changes, steps), need
+        # Pooled units serve all of it, and what retires is pooled too: the order is all one, but
+        # for placement, which has names for them.
+        later = need <= pool.pooled and self._keeps_all and self._placed is None
+        unmaps = self._leaving_mapped
+        if not (need or unmaps):
+            return Headroom(steps, None, later)
+        units = growth.peak(steps) if need else 0
+        peak = self._counts(units if need > pool.pooled else 0, units)
+        peak[UNMAP] = unmaps * self._arenas
+        return Headroom(steps, peak, later)
 
     # -- release and retire -----------------------------------------------------------------------
 
@@ -345,6 +356,7 @@ class VTensorPolicy(Policy):
             content = join(seq.content, seq.output_content)
         self._leaving.append(Leaving(step, vtensor, content))
         self._leaving_units += vtensor.mapped - vtensor.shared
+        self._leaving_mapped += vtensor.mapped
         return NOTHING
 
     def retire(self, step: int) -> Plan:
@@ -360,6 +372,7 @@ class VTensorPolicy(Policy):
             own = vtensor.mapped - vtensor.shared
             self._own_units -= own
             self._leaving_units -= own
+            self._leaving_mapped -= vtensor.mapped
             self._shared_units -= vtensor.shared
             self._still_tokens -= vtensor.tokens
             if not self._record(plan, vtensor, leaving.content):
@@ -513,15 +526,14 @@ class VTensorPolicy(Policy):
         unit_bytes = self._unit_bytes
         extents = self._extents
         tokens = self._growth.total_tokens + self._still_tokens
-        live = tokens * self.kv.token_bytes + (
-            extents.live_units - self._shared_units
-        ) * unit_bytes
+        shared = extents.live_units * unit_bytes
+        live = tokens * self._token_bytes + shared - self._shared_units * unit_bytes
         return MemoryUsage(
-            kv_live=live,
-            kv_slack=(self._own_units + extents.live_units) * unit_bytes - live,
-            kv_prefix=extents.record_units * unit_bytes,
-            kv_pooled=self._pool.pooled * unit_bytes,
-            kv_parked=self._parked_units * unit_bytes,
+            live,
+            self._own_units * unit_bytes + shared - live,
+            extents.record_units * unit_bytes,
+            self._pool.pooled * unit_bytes,
+            self._parked_units * unit_bytes,
         )
 
     def check_integrity(self) -> None:
@@ -596,14 +608,14 @@ class VTensorPolicy(Policy):
                 vtensor.tokens, vtensor.mapped = self._growth.leave(index)
                 self._still_tokens += vtensor.tokens
             self._leaving.append(Leaving(0, vtensor, ()))
-            self._leaving_units += vtensor.mapped - vtensor.shared
         self._vset.clear()
         for leaving in self._leaving:
             vtensor = leaving.vtensor
             freed = vtensor.mapped - vtensor.shared + self._extents.drop(vtensor.leaf)
             self._unmap_all(plan, vtensor.slot, vtensor.mapped, freed)
         self._leaving.clear()
-        self._own_units = self._shared_units = self._still_tokens = self._leaving_units = 0
+        self._own_units = self._shared_units = self._still_tokens = 0
+        self._leaving_units = self._leaving_mapped = 0
         while self._parked or self._prefixes.records:
             self._evict(plan, None)
         self._destroy(plan, self._pool.pooled)

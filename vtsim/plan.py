@@ -6,7 +6,7 @@ present only when placement is on: for `--log`, `--check`, fault injection and r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -63,16 +63,12 @@ class Operation:
     due: int = 0
 
 
-@dataclass(slots=True)
 class Plan:
     """Counts by kind, and what the executor of the plan must know; all or nothing.
 
-    For a plan over several decode steps, `peak` bounds the counts that fall due in any one step,
-    and `last` gives those of its last step: the memory worker needs no more than these.
+    One is made in every decision, so what is rarely set is a class attribute until it is.
     """
 
-    phase: Phase
-    counts: list[int] = field(default_factory=lambda: [0] * KINDS)
     chunk_bytes: int = 0
     """Size of each handle counted under CREATE and DESTROY."""
     allocation_bytes: int = 0
@@ -80,11 +76,36 @@ class Plan:
     copied_bytes: int = 0
     swapped_bytes: int = 0
     steps: int = 1
+    """Decode steps that it serves."""
     peak: list[int] | None = None
-    """None: all of `counts` may fall due in one step."""
+    """A bound, by kind, of what falls due in any one of them; None: perhaps all of `counts`."""
     last: list[int] | None = None
-    """None: as `counts`."""
+    """What falls due in the last of them; None: `counts`."""
     operations: tuple[Operation, ...] = ()
+
+    def __init__(
+        self,
+        phase: Phase,
+        counts: list[int] | None = None,
+        chunk_bytes: int = 0,
+        allocation_bytes: int = 0,
+        steps: int = 1,
+        operations: tuple[Operation, ...] = (),
+    ) -> None:
+        self.phase = phase
+        self.counts = [0] * KINDS if counts is None else counts
+        if chunk_bytes:
+            self.chunk_bytes = chunk_bytes
+        if allocation_bytes:
+            self.allocation_bytes = allocation_bytes
+        if steps != 1:
+            self.steps = steps
+        if operations:
+            self.operations = operations
+
+    def __repr__(self) -> str:
+        counts = {OpKind(k).name: n for k, n in enumerate(self.counts) if n}
+        return f"Plan({self.phase.name}, {counts}, steps={self.steps})"
 
     @property
     def empty(self) -> bool:

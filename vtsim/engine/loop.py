@@ -97,7 +97,8 @@ class Engine(Scheduler):
         if cost < 0:
             cost = self.executor.step(work.shape)
         end = self.now + cost
-        self.retire(self.step - 1)
+        if self._released:
+            self.retire(self.step - 1)
         self.progress(work.prompts, end)
         if self.leaps and self.batch.decoding and not (self._waiting or self._prefilling):
             return self._leap(end, cost)
@@ -119,15 +120,18 @@ class Engine(Scheduler):
         """`decide` where nobody waits and no prompt is in progress: for as many steps as it can.
 
         The running step was launched now and ends at `end`. Steps go singly while released memory
-        is to be retired or compute does not hide memory work, and all the others in one call.
+        is to be retired first or compute does not hide memory work, and all others in one call.
         """
         while True:
             members = len(self.batch.decoding)
             affine = self.executor.affine(members, self._kv_tokens + members)
-            if affine is not None and not self._released:
+            if affine is not None:
                 steps = self._quiet_steps(end, cost, affine)
                 if steps:
-                    return self._grant(steps, end, cost, affine)
+                    granted = self._grant(steps, end, cost, affine)
+                    if self._released:
+                        self._retire_hidden()
+                    return granted
             following = self.decide()
             self.recorder.step(1, cost)
             if following is None:
@@ -190,6 +194,15 @@ class Engine(Scheduler):
         last_cost = first + (steps - 1) * slope if steps <= affine.until else -1
         return Step([], shape, last_cost), self.now + compute
 
+    def _retire_hidden(self) -> None:
+        """Retire, inside a leap, what the running step is the last to read: policy and compute do
+        not notice when."""
+        plan = self.policy.retire(self._released[-1])
+        self._released.clear()
+        if plan is not NOTHING:
+            self.execute(plan)
+            self.worker.hide(plan)
+
     def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> int:
         """How many steps can be decided at once, at the launch of the running one: until somebody
         finishes, arrives or runs short, and if compute hides all memory work. 0 if fewer than 2."""
@@ -202,14 +215,16 @@ class Engine(Scheduler):
             if end >= coming:
                 return 0
             steps = 2 + steps_until(coming - end, affine.first, affine.slope, steps - 2)
-        headroom = self.policy.headroom(self.batch, steps)
-        if headroom.steps <= 1:
+        steps, peak, retire_later = self.policy.headroom(self.batch, steps)
+        if steps <= 1:
             return 0
-        if headroom.peak is not None:
+        if self._released and (steps == 2 or not retire_later):
+            return 0  # the second step's launch would submit the retired, too
+        if peak is not None:
             backlog = max(0, self.worker.free_at - self.now)
-            if backlog + self.worker.cost(headroom.peak) > min(cost, affine.first):
+            if backlog + self.worker.cost(peak) > min(cost, affine.first):
                 return 0
-        return headroom.steps
+        return steps
 
     def _next_finish(self) -> int:
         """The next step in which a decoding sequence finishes."""

@@ -43,10 +43,14 @@ class MemoryWorker:
         if needed:
             self.needed_at = free_at
 
+    def hide(self, plan: Plan) -> None:
+        """Account for a plan that is done before anything asks for it."""
+        self._recorder.work(plan.phase, plan.counts, self.cost(plan.counts))
+
     def leap(self, plan: Plan, last_submit: Tick) -> None:
         """Account for a plan over steps all of whose memory work compute hides; what its last step
         needs was submitted at `last_submit`, when all the rest was done."""
-        self._recorder.work(plan.phase, plan.counts, self.cost(plan.counts))
+        self.hide(plan)
         last = self.cost(plan.counts if plan.last is None else plan.last)
         if last:
             self.free_at = self.needed_at = last_submit + last

@@ -36,6 +36,7 @@ class Growth:
         "_units",
         "_units_in_period",
         "_wakes",
+        "changes",
     )
 
     def __init__(
@@ -60,6 +61,8 @@ class Growth:
         self._mapped: dict[int, int] = {}  # the same members -> units mapped
         self._wakes: list[tuple[int, int]] = []
         self._orders: dict[int, int] = {}  # only with `ordered`
+        self.changes = 0
+        """Counts joins, leaves and advances: equal numbers, equal answers."""
         self._buckets: list[dict[int, int]] | None = (
             [{} for _ in range(period)] if ordered else None
         )
@@ -89,6 +92,7 @@ class Growth:
 
         More units than the length and lead need is fine: the member sleeps until they are full.
         """
+        self.changes += 1
         base = tokens - self._clock
         self._base[member] = base
         if self._buckets is not None:
@@ -105,6 +109,7 @@ class Growth:
 
     def leave(self, member: int) -> tuple[int, int]:
         """Forget a member; returns its (tokens, units)."""
+        self.changes += 1
         mapped = self.mapped(member)
         base = self._base.pop(member)
         self._sum -= base
@@ -201,6 +206,7 @@ class Growth:
 
     def advance(self, steps: int) -> None:
         """`steps` steps have been granted."""
+        self.changes += 1
         self._clock += steps
         if not self._wakes:
             return
