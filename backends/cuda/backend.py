@@ -158,6 +158,10 @@ class CudaBackend:
         receipt: Receipt = job.result()
         return receipt
 
+    def execute(self, plan: Plan, step: int) -> Receipt:
+        """`submit` and `settle` in one."""
+        return self.settle(self.submit(plan, step))
+
     def _execute(self, plan: Plan, step: int, fails: int) -> Receipt:
         """On the memory thread."""
         if self._broken:

@@ -30,6 +30,9 @@ def device_info(gpu: GpuSpec, *, patched_pages: bool = False) -> DeviceInfo:
     return DeviceInfo(gpu.name, gpu.capacity_bytes, granularity, gpu.va_bytes)
 
 
+_DONE = Receipt(True)
+
+
 class SimBackend:
     """A `MemoryBackend` without a device.
 
@@ -105,9 +108,15 @@ class SimBackend:
 
     def execute(self, plan: Plan, step: int) -> Receipt:
         """`submit` and `settle` in one; in a plain run, no more than counting bytes."""
-        if self._driver is None and self._fail_at is None and not self._closed:
+        if self._driver is not None or self._fail_at is not None or self._closed:
+            return self.settle(self.submit(plan, step))
+        counts = plan.counts
+        in_use = self._in_use + (counts[_CREATE] - counts[_DESTROY]) * plan.chunk_bytes
+        special = plan.allocation_bytes or counts[_RESERVE] or counts[_FREE]
+        if special or not 0 <= in_use <= self._available:
             return self._count(plan, 0, -1)
-        return self.settle(self.submit(plan, step))
+        self._in_use = in_use
+        return _DONE
 
     def set_reserved(self, reserved_bytes: int) -> None:
         """Someone else now holds `reserved_bytes`: further plans find less (or more) memory."""
@@ -119,9 +128,17 @@ class SimBackend:
         """Every call that returned, undoing ones included, in order; empty without placement."""
         return tuple(self._log)
 
+    def calls_since(self, first: int) -> list[DriverCall]:
+        """The log from a position on: `calls()` without copying what was seen."""
+        return self._log[first:]
+
     def page_table(self) -> Mapping[Place, int]:
         """(arena, slot, index) -> chunk, read back from the driver; empty without placement."""
         return {} if self._driver is None else self._driver.page_table()
+
+    def chunk_at(self, place: Place) -> int:
+        """The chunk mapped at a place; -1 for none."""
+        return -1 if self._driver is None else self._driver.chunk_at(place)
 
     def bytes_in_use(self) -> int:
         """Bytes of live chunks and allocations."""

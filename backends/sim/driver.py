@@ -68,6 +68,10 @@ class SimDriver:
         """Place -> chunk, a copy."""
         return dict(self._mapped)
 
+    def chunk_at(self, place: Place) -> int:
+        """The chunk mapped at a place; -1 for none."""
+        return self._mapped.get(place, -1)
+
     def snapshot(self) -> tuple[object, ...]:
         """All of the state, to compare."""
         return (

@@ -11,7 +11,8 @@ import pytest
 
 from vtsim.backends.cuda.backend import CudaBackend, device_info
 from vtsim.backends.cuda.driver import CudaDriver, load_api
-from vtsim.backends.cuda.fake import CUresult, FakeCuda
+from vtsim.backends.cuda.fake import FakeCuda
+from vtsim.backends.cuda.fake_types import CUresult
 from vtsim.errors import (
     BackendError,
     CapacityError,

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from vtsim.backends.cuda.driver import CudaDriver, DeviceOutOfMemory, open_driver
-from vtsim.backends.cuda.fake import CUresult, FakeCuda
+from vtsim.backends.cuda.fake import FakeCuda
+from vtsim.backends.cuda.fake_types import CUresult
 from vtsim.errors import BackendError, ConfigError, CudaDriverError
 
 M = 1 << 20
