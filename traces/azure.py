@@ -82,9 +82,15 @@ class _Stamps:
                 self._second = text[:19]
             digits = text[20:]
             if digits.isdecimal() and digits.isascii():
-                return self._base + int(digits) * 100
+                return _in_range(self._base + int(digits) * 100)
         whole, rest = divmod(date_time_ticks(text), _QUANTUM)
-        return whole + (rest >= _QUANTUM // 2)
+        return _in_range(whole + (rest >= _QUANTUM // 2))
+
+
+def _in_range(nanoseconds: int) -> int:
+    if not -(2**63) <= nanoseconds < 2**63:
+        raise ValueError("is outside the years 1678 to 2262")
+    return nanoseconds
 
 
 READER = AzureReader()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from vtsim.errors import TraceFormatError
 from vtsim.request import NO_ARRIVAL, IntArray, ReadReport, Tick, Trace
-from vtsim.traces.number import MAX_TICK, seconds_text
+from vtsim.traces.ids import renumbered
+from vtsim.traces.number import MAX_TICK, plain, seconds_text
 from vtsim.traces.waits import inherit_keys
 
 if TYPE_CHECKING:
@@ -109,9 +111,9 @@ class TraceBuilder:
         if after:
             self.set_after(row, after, wait)
         if recorded:
-            self._recorded[row] = recorded
+            self._recorded[row] = _plain_items(recorded)
         if extra:
-            self._extra[row] = extra
+            self._extra[row] = _plain_items(extra)
         self.report.rows_read += 1
         return row
 
@@ -303,7 +305,9 @@ class TraceBuilder:
             prompts, outputs = prompts[order], outputs[order]
             run_rows = place[run_rows]
             by_row = np.argsort(run_rows, kind="stable")
-            run_rows, run_first, run_count = run_rows[by_row], run_first[by_row], run_count[by_row]
+            run_rows, run_first, run_count = renumbered(
+                run_rows[by_row], run_first[by_row], run_count[by_row]
+            )
         offsets = np.zeros(rows + 1, dtype=np.int64)
         np.cumsum(np.bincount(run_rows, minlength=rows), out=offsets[1:])
 
@@ -350,6 +354,16 @@ class TraceBuilder:
             wait=placed(self._wait),  # type: ignore[arg-type]
             recorded=placed(self._recorded),  # type: ignore[arg-type]
             extra=placed(self._extra),  # type: ignore[arg-type]
-            source=dict(self.about),
+            source={key: plain(value) for key, value in self.about.items()},
             report=self.report,
         )
+
+
+def _plain_items(items: Mapping[str, object]) -> Mapping[str, object]:
+    """The same mapping if its values are plain already: readers may share one between rows."""
+    if _NESTED.isdisjoint(map(type, items.values())):
+        return items
+    return {key: plain(value) for key, value in items.items()}
+
+
+_NESTED = frozenset((Decimal, dict, list))

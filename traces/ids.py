@@ -1,7 +1,10 @@
-"""Checks of hash ids: what they are, and how many of them a prompt has (the block rule)."""
+"""Hash ids: what they are, how many of them a prompt has (the block rule), their numbering."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from vtsim.request import IntArray
 from vtsim.traces.number import Where
 
 MAX_BLOCK = 2**20
@@ -64,3 +67,24 @@ def check_ids(where: Where, ids: object, field: str = "hash_ids") -> None:
     elif not kinds <= {int, str}:
         index = next(i for i, x in enumerate(ids) if type(x) not in (int, str))
         raise where.error("is neither an integer nor a string", f"{field}[{index}]", ids[index])
+
+
+def renumbered(
+    rows: IntArray, first: IntArray, count: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Runs (row, first id, count), in order of rows, with ids numbered anew in order of appearance.
+
+    So the numbering follows from the rows alone, not from the file that they were read from.
+    """
+    if len(first) == 0:
+        return rows, first, count
+    starts = np.cumsum(count) - count
+    ids = np.arange(int(count.sum())) - np.repeat(starts - first, count)
+    seen, at, which = np.unique(ids, return_index=True, return_inverse=True)
+    number = np.empty(len(seen), dtype=np.int64)
+    number[np.argsort(at, kind="stable")] = np.arange(len(seen))
+    ids, rows = number[which], np.repeat(rows, count)
+    begins = np.concatenate(([True], (ids[1:] != ids[:-1] + 1) | (rows[1:] != rows[:-1])))
+    heads = np.flatnonzero(begins)
+    lengths = np.diff(np.append(heads, len(ids)))
+    return rows[heads], ids[heads], lengths

@@ -5,6 +5,7 @@ Times are scaled in decimal arithmetic and rounded once (half to even), below a 
 
 from __future__ import annotations
 
+import math
 from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 
 from vtsim.errors import TraceFormatError
@@ -177,9 +178,14 @@ class Where:
         column: int | None = None,
     ) -> TraceFormatError:
         """The error to raise; `field` is put behind `prefix` (as in `requests[3].`)."""
-        name = None if field is None else self.prefix + field
+        name = None if field is None else one_line(self.prefix + field)
         return TraceFormatError(
-            message, path=self.path, line=self.line, column=column, field=name, value=_plain(value)
+            one_line(message),
+            path=self.path,
+            line=self.line,
+            column=column,
+            field=name,
+            value=_plain(value),
         )
 
     def count(self, value: object, field: str, minimum: int = 0) -> int:
@@ -207,6 +213,25 @@ class Where:
             return date_time_ticks(value)
         except ValueError as error:
             raise self.error(str(error), field, value) from None
+
+
+def plain(value: object) -> object:
+    """Numbers of a free-form value as floats, but for those that a float cannot hold exactly as
+    they are written: these stay Decimals."""
+    if isinstance(value, Decimal):
+        number = float(value)
+        same = math.isfinite(number) and Decimal(repr(number)) == value
+        return number if same else value
+    if type(value) is dict:
+        return {key: plain(item) for key, item in value.items()}
+    if type(value) is list:
+        return [plain(item) for item in value]
+    return value
+
+
+def one_line(text: str) -> str:
+    """A file's own words may hold line ends; a message may not."""
+    return text if text.isprintable() else " ".join(text.split())
 
 
 def _plain(value: object) -> object:

@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 
 from vtsim.errors import ConfigError, TraceFormatError
@@ -128,21 +129,26 @@ def _first_object(text: str) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
+@cache
+def _plugged() -> dict[str, EntryPoint]:
+    """Readers that other packages register; looking for them costs more than reading a trace."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    return {name: found[name] for name in sorted(found) if name not in _BUILT_IN}
+
+
 def reader_names() -> list[str]:
     """Names that `--from` takes, in the order of detection, plug-ins first."""
-    plugged = sorted(p.name for p in entry_points(group=GROUP) if p.name not in _BUILT_IN)
-    return [*plugged, *_BUILT_IN]
+    return [*_plugged(), *_BUILT_IN]
 
 
 def get_reader(name: str) -> TraceReader:
     """The reader of that name; ConfigError with the known names if there is none."""
-    for point in entry_points(group=GROUP):
-        if point.name == name and name not in _BUILT_IN:
-            try:
-                loaded: TraceReader = point.load()
-            except Exception as error:
-                raise ConfigError(f"trace reader {name!r} cannot be loaded: {error}") from error
-            return loaded
+    if name in _plugged():
+        try:
+            loaded: TraceReader = _plugged()[name].load()
+        except Exception as error:
+            raise ConfigError(f"trace reader {name!r} cannot be loaded: {error}") from error
+        return loaded
     if name not in _BUILT_IN:
         raise ConfigError(f"unknown trace format {name!r}; known: {', '.join(reader_names())}")
     module, attribute = _BUILT_IN[name].split(":")

@@ -30,18 +30,16 @@ def json_rows(source: Source, where: Where) -> Iterator[dict[str, Any]]:
 
 
 def one_object(source: Source) -> bool:
-    """True if the file is one JSON object over several lines, not an object a line."""
-    first, second = b"", b""
-    for _, line in source.lines():
-        if not first:
-            first = line
-        else:
-            second = line
-            break
-    if not second or second.startswith(b"{"):
+    """True if the file is one JSON object over several lines, not an object a line.
+
+    Its first line is then no object, and ends where a document is broken: behind `{`, `[`, `,`.
+    """
+    lines = source.lines()
+    first = next(lines, (0, b""))[1]
+    if next(lines, None) is None or not first.endswith((b"{", b"[", b",", b":")):
         return False
     try:
-        json.loads(first)
+        json.JSONDecoder().raw_decode(first.decode())
     except (ValueError, RecursionError):
         return True
     return False

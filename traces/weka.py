@@ -109,7 +109,7 @@ def _conversations(
         yield f"{source.name}:{line}", where, head, [(i, line, r) for i, r in enumerate(listed)]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
     """One request of a conversation, with its place in the file."""
 
@@ -151,6 +151,8 @@ class _Conversation:
         turns: dict[str, int] = {}
         for row in self._rows:
             row.arrival = row.t + (row.spawn if relative else 0)
+        if closed_loop:
+            self._join()
         for row in self._rows:
             self._add(row, turns, closed_loop)
 
@@ -206,7 +208,6 @@ class _Conversation:
         turns[row.agent] = turn + 1
         if builder.drop_if_empty(prompt, output):
             return
-        row.before = [p for p in row.before if row.agent == p.agent or self._joins(row, p)]
         parents = tuple(dict.fromkeys(n for p in row.before for n in _kept(p)))
         waits = closed_loop and bool(parents)
         row.number = builder.add(
@@ -222,13 +223,24 @@ class _Conversation:
             extra={"agent_id": row.agent, **extra},
         )
 
-    def _joins(self, row: _Row, other: _Row) -> bool:
-        """True unless a main request came before the sub-agent's last one had ended."""
-        if row.agent != MAIN:
-            return True
-        duration = other.values.get("api_time")
+    def _join(self) -> None:
+        """A main request waits for the sub-agents that had ended when it came; the others stay
+        open for the next one."""
+        still_open: list[_Row] = []
+        for row in self._rows:
+            if row.agent != MAIN:
+                continue
+            agents = still_open + [p for p in row.before if p.agent != MAIN]
+            ended = [p for p in agents if self._end(p) <= row.arrival]
+            still_open = [p for p in agents if p not in ended]
+            row.before = [p for p in row.before if p.agent == MAIN] + ended
+
+    def _end(self, row: _Row) -> Tick:
+        """When the request ended; an unknown duration is taken as 0."""
+        duration = row.values.get("api_time")
+        self._where.line, self._where.prefix = row.line, row.prefix
         taken = 0 if duration is None else self._where.ticks(duration, "api_time", "s")
-        return other.arrival + taken <= row.arrival
+        return row.arrival + taken
 
     def _wait(self, row: _Row) -> Tick:
         """From the last end of those before to the arrival; an unknown end is taken as its start,
@@ -236,11 +248,9 @@ class _Conversation:
         think = row.values.get("think_time")
         ends = []
         for parent in row.before:
-            duration = parent.values.get("api_time")
-            if duration is None and think is not None:
+            if parent.values.get("api_time") is None and think is not None:
                 return self._where.ticks(think, "think_time", "s")
-            taken = 0 if duration is None else self._where.ticks(duration, "api_time", "s")
-            ends.append(parent.arrival + taken)
+            ends.append(self._end(parent))
         return max(row.arrival - max(ends), 0)
 
 
