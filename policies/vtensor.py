@@ -268,9 +268,9 @@ class VTensorPolicy(Policy):
             self._placed.map_new(vtensor.slot, need)
         vtensor.mapped = units
 
-    def _take(self, plan: Plan, units: int, pinned: Record | None) -> None:
+    def _take(self, plan: Plan, units: int, pinned: Record | None, due: int = 0) -> None:
         while units > self._pool.available:
-            self._evict(plan, pinned)
+            self._evict(plan, pinned, due)
         plan.counts[CREATE] += self._pool.take(units) * self._arenas
         plan.counts[MAP] += units * self._arenas
         self._own_units += units
@@ -317,7 +317,7 @@ class VTensorPolicy(Policy):
     def _extend_once(self, plan: Plan, due: int) -> None:
         """One step of `extend`: evictions fall due with the units they make room for."""
         growth = self._growth
-        self._take(plan, growth.demand(1), None)
+        self._take(plan, growth.demand(1), None, due)
         if self._placed is not None:
             for _, member, units in growth.crossing():
                 self._placed.map_new(self._vset[member].slot, units, due)
@@ -419,12 +419,12 @@ class VTensorPolicy(Policy):
     def _parks(self) -> bool:
         return self.options.release == "park" and self.options.retain != "none"
 
-    def _unmap_all(self, plan: Plan, slot: int, units: int, freed: int) -> None:
+    def _unmap_all(self, plan: Plan, slot: int, units: int, freed: int, due: int = 0) -> None:
         plan.counts[UNMAP] += units * self._arenas
         self._pool.give(freed)
         self._free_slots.append(slot)
         if self._placed is not None:
-            self._placed.unmap(slot, 0)
+            self._placed.unmap(slot, 0, due)
 
     def _retain(self, plan: Plan) -> None:
         """Give back what lazy deallocation may not keep."""
@@ -450,18 +450,18 @@ class VTensorPolicy(Policy):
         if self._placed is not None:
             self._placed.destroy(units)
 
-    def _evict(self, plan: Plan, pinned: Record | None) -> None:
+    def _evict(self, plan: Plan, pinned: Record | None, due: int = 0) -> None:
         """Unmap the oldest parked vTensor, or else the least recently used record."""
         if self._parked:
             slot, units = next(iter(self._parked.items()))
             self._unpark(slot)
-            self._unmap_all(plan, slot, units, units)
+            self._unmap_all(plan, slot, units, units, due)
             return
         record = self._prefixes.oldest(but=pinned)
         assert record is not None, "nothing left to evict: the caller did not check"
         self._prefixes.remove(record)
         table: Recorded = record.payload
-        self._unmap_all(plan, table.slot, table.units, self._extents.forget(table.leaf))
+        self._unmap_all(plan, table.slot, table.units, self._extents.forget(table.leaf), due)
 
     # -- slots ------------------------------------------------------------------------------------
 
