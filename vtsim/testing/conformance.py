@@ -166,7 +166,9 @@ def assert_equal_runs(left: Ran, right: Ran, what: str) -> None:
             if isinstance(a, list) and isinstance(b, list):
                 at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), -1)
                 shown = f"{len(a)} and {len(b)} of them, the first at {at}: "
-                shown += f"{a[at : at + 1]}, {b[at : at + 1]}" if at >= 0 else "one begins the other"
+                shown += (
+                    f"{a[at : at + 1]}, {b[at : at + 1]}" if at >= 0 else "one begins the other"
+                )
             else:
                 shown = f"{a}, {b}"
             raise AssertionError(f"{what}: {name} differs: {shown}")

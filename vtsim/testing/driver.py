@@ -230,8 +230,8 @@ class PolicyDriver:
             self._check_promise(what, placed, ask)
             return None
         assert isinstance(placed, Plan), f"{what} returned {placed!r}"
-        bare = replace(placed, operations=())
-        assert bare == counted, f"{what} with placement on and off: {bare}, {counted}"
+        said, bare = _said(placed), _said(counted)
+        assert said == bare, f"{what} with placement on and off: {said}, {bare}"
         if undo and placed is not NOTHING:
             for side, plan, state in zip(self.sides, answers, before, strict=True):
                 side.served.rollback(plan)
@@ -293,11 +293,27 @@ class PolicyDriver:
             assert not evicted, f"headroom promised {promise.steps} steps that evict"
             peak = [0] * KINDS if promise.peak is None else promise.peak
             self._check_peak("headroom", plan, peak)
+            if promise.retire_later:
+                self._check_retire_later(side, promise.steps)
 
     def _check_peak(self, whose: str, plan: Plan, peak: list[int]) -> None:
         for due, counts in enumerate(_counts_by_step(plan)):
             over = [OpKind(k).name for k in range(KINDS) if counts[k] > peak[k]]
             assert not over, f"{whose}: more {over} due in step {due} than its peak says"
+
+    def _check_retire_later(self, side: Side, steps: int) -> None:
+        """A retire before, between or after the promised steps: all the same in sum."""
+        results = []
+        for before in sorted({0, 1, steps}):
+            policy = deepcopy(side.policy)
+            plans = [policy.extend(self.batch, before)] if before else []
+            plans.append(policy.retire(self.step))
+            if before < steps:
+                plans.append(policy.extend(self.batch, steps - before))
+            assert all(isinstance(plan, Plan) for plan in plans), "retire_later: a step was refused"
+            counts = [sum(plan.counts[kind] for plan in plans) for kind in range(KINDS)]
+            results.append((counts, policy.usage()))
+        assert results[1:] == results[:-1], f"retire_later, but it matters when: {results}"
 
     def _check_repetition(self, steps: int) -> None:
         """`extend(n)` is `extend(1)` n times, in state and in operations, and its peak and last
@@ -404,6 +420,12 @@ class PolicyDriver:
                     assert chunk >= 0, f"{name}: {member.tokens} tokens, index {index} not mapped"
                     alone = index < written or owners[chunk] == 1 or member.last_step >= 0
                     assert alone, f"{name}: chunk {chunk} at {index} is written and shared"
+
+
+def _said(plan: Plan) -> dict[str, object]:
+    """What a plan says, but for its operations."""
+    names = ("phase", "counts", "chunk_bytes", "allocation_bytes", "copied_bytes", "swapped_bytes")
+    return {name: getattr(plan, name) for name in (*names, "steps", "peak", "last")}
 
 
 def _counts_by_step(plan: Plan) -> list[list[int]]:

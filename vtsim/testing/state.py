@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Set
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
@@ -16,26 +16,24 @@ from typing import Any
 import numpy as np
 from sortedcontainers import SortedDict, SortedList
 
-from vtsim.memory.growth import Growth
-
-DERIVED: Mapping[type, frozenset[str]] = {Growth: frozenset({"_wakes"})}
-"""Attributes that follow from others of the same object and may be tidied up by a pure call."""
+DERIVED = frozenset({"Growth._wakes", "Growth.changes", "VTensorPolicy._foreseen"})
+"""Attributes, as `Class.name`, that are no state: they follow from others, or remember an answer.
+A pure call may write to them."""
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), Enum, range)
 _NAMED = (type, FunctionType, BuiltinFunctionType)
 _END = object()
 
 
-def fingerprint(thing: Any, derived: Mapping[type, frozenset[str]] = DERIVED) -> Hashable:
-    """The state of `thing` and of all that it refers to.
+def fingerprint(thing: Any, derived: Set[str] = DERIVED) -> Hashable:
+    """The state of `thing` and of all that it refers to, without attributes that are `derived`.
 
     Dictionaries count in their order; sets, which must hold sortable things, without one.
-    `derived`: attributes to leave out, by type.
     """
     return tuple(_walk(thing, derived))
 
 
-def _walk(thing: Any, derived: Mapping[type, frozenset[str]]) -> Iterator[Hashable]:
+def _walk(thing: Any, derived: Set[str]) -> Iterator[Hashable]:
     seen: dict[int, int] = {}
     alive: list[Any] = []  # what is seen must live on, or its id could be another's
     # Depth first with a stack of iterators: trees of a thousand levels are fine.
@@ -59,7 +57,7 @@ def _walk(thing: Any, derived: Mapping[type, frozenset[str]]) -> Iterator[Hashab
             stack.append(_parts(value, derived))
 
 
-def _parts(value: Any, derived: Mapping[type, frozenset[str]]) -> Iterator[Any]:
+def _parts(value: Any, derived: Set[str]) -> Iterator[Any]:
     if isinstance(value, MethodType):
         yield value.__func__
         yield value.__self__
@@ -77,9 +75,9 @@ def _parts(value: Any, derived: Mapping[type, frozenset[str]]) -> Iterator[Any]:
         yield from value
     if isinstance(value, SortedDict | SortedList):
         return  # what else they hold is an index
-    hidden = frozenset[str]().union(*(derived.get(kind, ()) for kind in type(value).__mro__))
+    owners = [kind.__name__ for kind in type(value).__mro__]
     for name, item in sorted(_attributes(value), key=lambda pair: pair[0]):
-        if name not in hidden:
+        if not any(f"{owner}.{name}" in derived for owner in owners):
             yield name
             yield item
 
