@@ -7,7 +7,8 @@ no logic of any of them. The command line calls it and only prints.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Any
 
 import vtsim
 from vtsim.backends.gpus import load_gpu
-from vtsim.backends.sim import CostModel, SimBackend, VmmTimes, device_info
+from vtsim.backends.sim import CostModel, VmmTimes, device_info
 from vtsim.budget import Budget, plan_budget
 from vtsim.engine.loop import Engine, Limits
 from vtsim.errors import CapacityError, ConfigError
@@ -25,8 +26,9 @@ from vtsim.metrics.progress import Progress, ReportingRecorder
 from vtsim.metrics.recorder import Recorder
 from vtsim.metrics.result import PolicyRun, RunResult
 from vtsim.options import ReplayOptions
+from vtsim.ports import MemoryBackend
 from vtsim.quantities import format_bytes
-from vtsim.registry import PolicyChoice, choose_kernels, choose_policies
+from vtsim.registry import BACKENDS, PolicyChoice, choose_kernels, choose_policies
 from vtsim.request import IntArray, Trace
 from vtsim.spec import GpuSpec, ModelSpec, load_model
 from vtsim.traces import load
@@ -50,6 +52,10 @@ DEFAULT_MODEL = "yi-6b"
 DEFAULT_GPU = "a100-80g"
 
 
+MakeBackend = Callable[..., MemoryBackend]
+"""Opens the memory that plans are executed on; called as `SimBackend` is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """A replay that is ready to run: everything is read, checked and divided."""
@@ -67,6 +73,7 @@ class Replay:
     """Tokens of each prompt that an infinite prefix cache would hold; None where
     the trace tells nothing of sharing."""
     options: ReplayOptions
+    make_backend: MakeBackend
 
     def run(self, progress: Progress | None = None) -> RunResult:
         """Replay the trace through each policy in turn."""
@@ -94,6 +101,7 @@ def replay(
     tp: int = 1,
     settings: Mapping[str, Mapping[str, object]] | None = None,
     progress: Progress | None = None,
+    make_backend: MakeBackend | None = None,
     **options: Any,
 ) -> RunResult:
     """Replay `trace` through each of `policies` under the same byte limit.
@@ -101,13 +109,22 @@ def replay(
     `trace` is a path or a Trace; `policies` are names, `FILE.py:Class`, or `LABEL=NAME`;
     `settings` are their parameters, `{"vtensor": {"retain": "none"}}`; `options` are those of
     `ReplayOptions`. Sizes are bytes on one GPU, times in the result's frames are seconds.
+    `make_backend` opens the memory to run on, as `SimBackend` is made; None: what the option
+    `memory` names.
 
     Raises `VtsimError`: `ConfigError` for options, `TraceFormatError` for the trace,
     `CapacityError` where the GPU is too small for the weights.
     """
-    return prepare(trace, policies, model=model, gpu=gpu, tp=tp, settings=settings, **options).run(
-        progress
-    )
+    return prepare(
+        trace,
+        policies,
+        model=model,
+        gpu=gpu,
+        tp=tp,
+        settings=settings,
+        make_backend=make_backend,
+        **options,
+    ).run(progress)
 
 
 def prepare(
@@ -118,6 +135,7 @@ def prepare(
     gpu: str | Path | GpuSpec = DEFAULT_GPU,
     tp: int = 1,
     settings: Mapping[str, Mapping[str, object]] | None = None,
+    make_backend: MakeBackend | None = None,
     **options: Any,
 ) -> Replay:
     """Everything that `replay` does before the first step; takes and raises the same."""
@@ -126,6 +144,10 @@ def prepare(
     kernels = choose_kernels(choices, opts.kernel)
     spec = model if isinstance(model, ModelSpec) else load_model(model, opts.kv_dtype)
     card = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+    if make_backend is None:
+        make_backend = BACKENDS.load(opts.memory)
+        if hasattr(make_backend, "fit_profile"):  # a real card says what it has
+            card = make_backend.fit_profile(card)
     spec.check_tp(tp)
     max_model_len = _max_model_len(spec, opts)
     loaded = _prepare_trace(trace, max_model_len, opts)
@@ -135,7 +157,17 @@ def prepare(
     ideal = ideal_prefix_hits(loaded) if known else None
     budget, card = plan_budget(loaded, spec, card, tp, max_model_len, workspace, opts)
     return Replay(
-        loaded, spec, card, tp, max_model_len, budget, tuple(choices), kernels, ideal, opts
+        trace=loaded,
+        model=spec,
+        gpu=card,
+        tp=tp,
+        max_model_len=max_model_len,
+        budget=budget,
+        choices=tuple(choices),
+        kernels=kernels,
+        ideal_hits=ideal,
+        options=opts,
+        make_backend=make_backend,
     )
 
 
@@ -211,11 +243,24 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
     """One policy through the trace, on a device of its own."""
     trace, gpu, budget, opts = replay.trace, replay.gpu, replay.budget, replay.options
     policy = choice.policy(choice.parameters, placement=opts.placement)
-    if opts.fail_at is not None:  # a plan may be refused, and must then be undone
+    real = opts.memory != "sim"
+    if real or opts.fail_at is not None:  # a plan may be refused, and must then be undone
         policy = Journal(policy)
     kv = policy.kv_layout(replay.model, replay.tp, replay.max_model_len)
     info = device_info(gpu)
-    backend = SimBackend(
+    kernel = replay.kernels[choice.label]
+    times = VmmTimes(gpu, kv.chunk_bytes, opts.seed if opts.vmm_tail else None)
+    recorder = _recorder(replay, choice.label, progress)
+    limits = Limits(
+        max_num_seqs=opts.max_num_seqs,
+        max_batched_tokens=opts.max_batched_tokens,
+        max_model_len=replay.max_model_len,
+        admit=opts.admit,
+        leap=not opts.step and opts.fail_at is None,
+        check=opts.check,
+    )
+    executor = CostModel(replay.model, gpu, replay.tp, kernel)
+    backend = replay.make_backend(
         info,
         kv,
         placement=opts.placement,
@@ -223,30 +268,23 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         reserved_bytes=budget.fixed_bytes,
         keep_log=opts.log,
     )
-    kernel = replay.kernels[choice.label]
-    times = VmmTimes(gpu, kv.chunk_bytes, opts.seed if opts.vmm_tail else None)
-    recorder = _recorder(replay, choice.label, progress)
-    setup = policy.setup(info, kv, budget.limit_bytes)
-    receipt = backend.settle(backend.submit(setup, 0))
-    if not receipt.done:
-        raise CapacityError(
-            f"{choice.label} cannot be set up: {format_bytes(receipt.short_bytes)} are missing"
+    with _given_back(backend):
+        if hasattr(backend, "check_limit"):
+            backend.check_limit(budget.limit_bytes)
+        setup = policy.setup(info, kv, budget.limit_bytes)
+        receipt = backend.execute(setup, 0)
+        if not receipt.done:
+            raise CapacityError(
+                f"{choice.label} cannot be set up: {format_bytes(receipt.short_bytes)} are missing"
+            )
+        busy = times.counts(
+            setup.counts, setup.allocation_bytes, setup.copied_bytes, setup.swapped_bytes
         )
-    busy = times.counts(
-        setup.counts, setup.allocation_bytes, setup.copied_bytes, setup.swapped_bytes
-    )
-    recorder.work(setup.phase, setup.counts, busy)
-    limits = Limits(
-        max_num_seqs=opts.max_num_seqs,
-        max_batched_tokens=opts.max_batched_tokens,
-        max_model_len=replay.max_model_len,
-        admit=opts.admit,
-        leap=not opts.step,
-        check=opts.check,
-    )
-    executor = CostModel(replay.model, gpu, replay.tp, kernel)
-    Engine(trace, policy, backend, executor, times, recorder, limits).run()
-    backend.close()
+        recorder.work(setup.phase, setup.counts, busy)
+        Engine(trace, policy, backend, executor, times, recorder, limits).run()
+    details = dict(getattr(policy, "details", dict)())
+    if hasattr(backend, "report"):
+        details["device"] = backend.report()
     return PolicyRun(
         label=choice.label,
         policy=policy.name,
@@ -257,10 +295,24 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         kernel=kernel,
         layout=kv.name,
         chunk_bytes=kv.chunk_bytes,
+        memory_backend=opts.memory,
+        clock=opts.clock,
         ideal_hits=replay.ideal_hits,
-        details=getattr(policy, "details", dict)(),
+        details=details,
         driver_calls=tuple(backend.calls()) if opts.log else None,
     )
+
+
+@contextmanager
+def _given_back(backend: MemoryBackend) -> Iterator[None]:
+    """Close the backend; after an error or an interrupt, have a real one give all memory back."""
+    try:
+        yield
+    except BaseException:
+        if hasattr(backend, "abandon"):
+            backend.abandon()
+        raise
+    backend.close()
 
 
 def _recorder(replay: Replay, label: str, progress: Progress | None) -> Recorder:

@@ -37,6 +37,7 @@ class Scheduler:
         self.trace = trace
         self.policy = policy
         self.backend = backend
+        self._execute = backend.execute
         self.recorder = recorder
         self.limits = limits
         self.worker = MemoryWorker(times, recorder)
@@ -327,9 +328,8 @@ class Scheduler:
         """
         if plan is NOTHING:
             return None
-        refusal = self.execute(plan)
-        if refusal is not None:
-            return refusal
+        if not self._execute(plan, self.step + 1).done:
+            return self._refused(plan)
         retired = plan.phase is Phase.RETIRE
         if self._late_plans and self.running and not retired:
             self.late.append(plan)
@@ -337,16 +337,23 @@ class Scheduler:
             self.worker.submit(plan, self.now, not retired)
         return None
 
-    def execute(self, plan: Plan) -> Shortage | None:
-        """The backend's part of `submit`."""
-        receipt = self.backend.execute(plan, self.step + 1)
-        if receipt.done:
-            return None
-        if plan.phase not in (Phase.CREATE, Phase.PREFILL, Phase.EXTEND):
+    def execute(self, plan: Plan) -> None:
+        """Have the backend execute a plan that it must not refuse; the worker is told apart."""
+        receipt = self._execute(plan, self.step + 1)
+        if not receipt.done:
             raise BackendError(
                 f"the backend could not execute a {plan.phase.name} plan of the "
                 f"{self.policy.name} policy (call {receipt.failed_call})"
             )
+
+    def _refused(self, plan: Plan) -> Shortage:
+        """Undo the decision behind `plan`; from now on the policy does with what it holds."""
+        if plan.phase not in (Phase.CREATE, Phase.PREFILL, Phase.EXTEND):
+            raise BackendError(
+                f"the backend could not execute a {plan.phase.name} plan of the "
+                f"{self.policy.name} policy"
+            )
+        wanted = plan.bytes_taken
         self.policy.rollback(plan)
         self.policy.set_limit(sum(self.policy.usage()))
-        return Shortage(receipt.short_bytes)
+        return Shortage(wanted)
