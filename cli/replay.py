@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from vtsim.cli.state import Debug
-from vtsim.options import Admit, Overflow, ReplayOptions
+from vtsim.options import Admit, Clock, Overflow, ReplayOptions
 from vtsim.quantities import parse_bytes
 from vtsim.registry import parse_settings
 
@@ -108,6 +108,12 @@ def replay(
     check: Annotated[
         bool, typer.Option("--check", help="Check every invariant after every step (slower).")
     ] = False,
+    memory: Annotated[
+        str, typer.Option(metavar="NAME", help="What executes the plans: sim, or cuda (a card).")
+    ] = DEFAULTS.memory,
+    clock: Annotated[
+        Clock, typer.Option(help="Whose times rule: virtual is the model's.")
+    ] = DEFAULTS.clock,
     fail_at: Annotated[
         int | None, typer.Option(help="Make the driver refuse this memory operation once.")
     ] = None,
@@ -164,6 +170,8 @@ def replay(
         log=log,
         check=check,
         decisions=out is not None,
+        memory=memory,
+        clock=clock,
         fail_at=fail_at,
     )
     screen = console(to_stderr=json is not None and output.is_stdout(json))

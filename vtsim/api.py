@@ -144,6 +144,8 @@ def prepare(
     kernels = choose_kernels(choices, opts.kernel)
     spec = model if isinstance(model, ModelSpec) else load_model(model, opts.kv_dtype)
     card = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
+    if opts.memory != "sim" and opts.kv_memory == "unlimited":
+        raise ConfigError(f"kv_memory: unlimited is not to be had with memory={opts.memory!r}")
     if make_backend is None:
         make_backend = BACKENDS.load(opts.memory)
         if hasattr(make_backend, "fit_profile"):  # a real card says what it has

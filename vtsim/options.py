@@ -17,6 +17,7 @@ from vtsim.errors import ConfigError
 
 Overflow = Literal["reject", "drop", "error"]
 Admit = Literal["prompt", "chunk"]
+Clock = Literal["virtual"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,10 @@ class ReplayOptions:
     """Check every invariant after every step. Changes no result."""
     decisions: bool = False
     """Keep the decisions about each request, for `vtsim explain`. Changes no result."""
+    memory: str = "sim"
+    """What executes the plans: `sim`, `cuda` (a real card), or a plug-in's name."""
+    clock: Clock = "virtual"
+    """`virtual`: modelled times rule, whatever the real ones are."""
     fail_at: int | None = None
     """The simulated driver refuses this memory operation (counted from 0), once."""
     num_gpu_blocks: int | None = None
@@ -82,7 +87,7 @@ class ReplayOptions:
         share = self.gpu_memory_utilization
         if not (isinstance(share, float | int) and math.isfinite(share) and 0 < share <= 1):
             raise ConfigError(f"gpu_memory_utilization: {share!r} is not above 0 and at most 1")
-        for name, allowed in (("on_overflow", Overflow), ("admit", Admit)):
+        for name, allowed in (("on_overflow", Overflow), ("admit", Admit), ("clock", Clock)):
             value = getattr(self, name)
             if value not in get_args(allowed):
                 known = ", ".join(get_args(allowed))
@@ -91,7 +96,8 @@ class ReplayOptions:
     @property
     def placement(self) -> bool:
         """True if chunks must have names and operations must be carried out one by one."""
-        return self.log or self.check or self.fail_at is not None
+        named = self.log or self.check or self.fail_at is not None
+        return named or self.memory != "sim"
 
     @classmethod
     def names(cls) -> list[str]:

@@ -100,7 +100,11 @@ POLICIES = Registry(
         "vtensor": "vtsim.policies.vtensor:VTensorPolicy",
     },
 )
-BACKENDS = Registry("backend", "vtsim.backends", {"sim": "vtsim.backends.sim:SimBackend"})
+BACKENDS = Registry(
+    "backend",
+    "vtsim.backends",
+    {"sim": "vtsim.backends.sim:SimBackend", "cuda": "vtsim.backends.cuda.backend:CudaBackend"},
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,10 @@ from vtsim.backends.transaction import Place, run_plan
 from vtsim.errors import BackendError, CapacityError, ConfigError, CudaDriverError, InvariantError
 from vtsim.plan import Operation, Plan
 from vtsim.ports import DeviceInfo, DriverCall, Receipt
-from vtsim.spec import KVLayout
+from vtsim.spec import GpuSpec, KVLayout
 
+READ_EVERY_BYTES = 1 << 30
+"""The device is asked again whenever the footprint has grown by this much."""
 VA_BYTES = 64 << 40
 """Addresses that a process can reserve: more than 64 TiB was never tried (FACTS)."""
 
@@ -78,6 +80,7 @@ class CudaBackend:
                     f"{reserved_bytes} B reserved of {self.info.capacity_bytes} B on "
                     f"{self.info.name}"
                 )
+            self._version = self.driver.version
             self.readings: list[Reading] = [Reading("start", self.driver.memory()[0], 0)]
             """What the device said at the start and whenever `read_device` was asked."""
         except BaseException:
@@ -102,19 +105,34 @@ class CudaBackend:
         self._last: Job | None = None
         self._next_ticket = 0
         self._broken = ""
+        self._peak: Reading | None = None
+        self._peak_read = 0
+        self.wall_s = 0.0
+        """Seconds that plans took."""
         self._closed = False
         self._worker = Worker(self.driver)
 
+    @staticmethod
+    def fit_profile(gpu: GpuSpec, ordinal: int = 0) -> GpuSpec:
+        """The profile with the capacity of the card that is there.
+
+        Raises ConfigError: no card, or one that makes chunks of another granularity.
+        """
+        driver = open_driver(ordinal)
+        try:
+            info = device_info(driver)
+        finally:
+            driver.close()
+        _check_granularity(gpu.name, gpu.granularity_bytes, info)
+        if gpu.capacity_bytes == info.capacity_bytes:
+            return gpu
+        return gpu.with_capacity(info.capacity_bytes)
+
     def _check_info(self, info: DeviceInfo | None) -> DeviceInfo:
+        card = device_info(self.driver)
         if info is None:
-            return device_info(self.driver)
-        granularity = self.driver.granularity_bytes
-        if info.granularity_bytes != granularity:
-            raise ConfigError(
-                f"{info.name}: chunks of multiples of {info.granularity_bytes} B are asked for, "
-                f"{self.driver.name} makes multiples of {granularity} B "
-                "(smaller pages need vAttention's patched driver: simulate them)"
-            )
+            return card
+        _check_granularity(info.name, info.granularity_bytes, card)
         return info
 
     def __enter__(self) -> Self:
@@ -178,7 +196,12 @@ class CudaBackend:
         except Exception as error:
             self._broken = str(error)
             raise
-        return replace(receipt, wall_s=perf_counter() - begin)
+        wall_s = perf_counter() - begin
+        self.wall_s += wall_s
+        if memory.bytes_in_use > self._peak_read + READ_EVERY_BYTES:
+            self._peak_read = memory.bytes_in_use
+            self._peak = Reading("peak", self.driver.memory()[0], self._peak_read)
+        return replace(receipt, wall_s=wall_s)
 
     def _abort(self, error: Exception) -> None:
         """A plan was undone. Where the context is broken (every call fails) that means nothing."""
@@ -260,6 +283,25 @@ class CudaBackend:
         self.readings.append(reading)
         return reading
 
+    def report(self) -> dict[str, object]:
+        """What the device said, for the result: JSON values. Readings change from run to run."""
+        first = self.readings[0].free_bytes
+        return {
+            "name": self.info.name,
+            "driver": self._version,
+            "driver_wall_s": self.wall_s,
+            "fence_waits": self.fence.waits,
+            "readings": [
+                {
+                    "at": reading.label,
+                    "free_bytes": reading.free_bytes,
+                    "accounted_bytes": reading.accounted_bytes,
+                    "unaccounted_bytes": first - reading.free_bytes - reading.accounted_bytes,
+                }
+                for reading in self.readings
+            ],
+        }
+
     def check_limit(self, limit_bytes: int) -> None:
         """Raises CapacityError unless the device has `limit_bytes` free now."""
         free = self.read_device("limit").free_bytes
@@ -302,6 +344,8 @@ class CudaBackend:
         def end() -> None:
             self.memory.moves.close()
             self.fence.close()
+            if self._peak is not None:
+                self.readings.append(self._peak)
             self.readings.append(Reading("end", self.driver.memory()[0], self.memory.bytes_in_use))
 
         try:
@@ -314,3 +358,12 @@ class CudaBackend:
                 self.driver.close()
             except CudaDriverError as error:
                 self._broken = str(error)
+
+
+def _check_granularity(name: str, granularity_bytes: int, card: DeviceInfo) -> None:
+    if granularity_bytes != card.granularity_bytes:
+        raise ConfigError(
+            f"{name}: chunks of multiples of {granularity_bytes} B are asked for, {card.name} "
+            f"makes multiples of {card.granularity_bytes} B "
+            "(smaller pages need vAttention's patched driver: simulate them)"
+        )
