@@ -7,16 +7,19 @@ schema: the AzurePublicDataset repository. No sharing is known: there are no has
 
 from __future__ import annotations
 
+import csv
 from array import array
 
 from vtsim.request import Trace
+from vtsim.traces.azure_block import Block, parse_block
 from vtsim.traces.builder import TraceBuilder
-from vtsim.traces.number import date_time_ticks, seconds_since_1970
+from vtsim.traces.number import Where, date_time_ticks, seconds_since_1970
 from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.source import CsvTable, Source
 
 _QUANTUM = 1_000
 """Stamps are kept in nanoseconds: no published file has more than 100 ns."""
+_BLOCK = 1 << 20
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -32,64 +35,118 @@ class AzureReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         table = CsvTable(source)
-        stamp, prompt, output = (table.column(name) for name in _COLUMNS)
+        columns = [table.column(name) for name in _COLUMNS]
         images = table.optional("NumImages")
-        used = {stamp, prompt, output} | ({images} if images is not None else set())
-        others = table.others(used)
+        others = table.others({*columns, *([images] if images is not None else [])})
         builder = TraceBuilder(source, self.name, quantum=_QUANTUM)
         builder.arrivals = array("q")
         builder.note_unknown(name for name, _ in others)
-        where = table.where
-        stamps = _Stamps()
-        for row in table.rows():
-            try:
-                arrival = stamps.nanoseconds(row[stamp])
-            except ValueError as error:
-                raise where.error(str(error), _COLUMNS[0], row[stamp]) from None
-            asked, got = row[prompt], row[output]
-            if asked.isdecimal() and got.isdecimal() and len(asked) < 10 and len(got) < 10:
-                prompt_tokens, output_tokens = int(asked), int(got)
-            else:
-                prompt_tokens = where.count(asked, _COLUMNS[1])
-                output_tokens = where.count(got, _COLUMNS[2])
-            if prompt_tokens == 0 or output_tokens == 0:
-                builder.drop_if_empty(prompt_tokens, output_tokens)
-                continue
-            if others or images is not None:
-                extra: dict[str, object] = {name: row[i] for name, i in others}
-                if images is not None:
-                    count = where.count(row[images], "NumImages")
-                    if count:
-                        extra["num_images"] = count
-                builder.add(arrival, prompt_tokens, output_tokens, extra=extra)
-            else:
-                builder.add_plain(arrival, prompt_tokens, output_tokens)
+        reading = _Reading(builder, table.where)
+        if images is None and not others and columns == [0, 1, 2]:
+            reading.blocks(source)
+        else:
+            reading.table(table, columns, images, others)
         return builder.finish()
 
 
+class _Reading:
+    def __init__(self, builder: TraceBuilder, where: Where) -> None:
+        self._builder = builder
+        self._where = where
+        self._stamps = _Stamps()
+
+    def blocks(self, source: Source) -> None:
+        """The three columns and nothing else: many rows at a time, where they are plain."""
+        where = self._where
+        with source.open() as stream:
+            line = 1
+            while not stream.readline().removeprefix(b"\xef\xbb\xbf").strip():
+                line += 1
+            while data := stream.read(_BLOCK):
+                data += stream.readline()
+                if not data.endswith(b"\n"):
+                    data += b"\n"
+                block = parse_block(data)
+                if block is not None:
+                    self._add_block(block)
+                    line += len(block.prompt)
+                    continue
+                for text in data[:-1].split(b"\n"):
+                    line += 1
+                    where.line = line
+                    if text.strip():
+                        self._line(text)
+
+    def _add_block(self, block: Block) -> None:
+        builder = self._builder
+        whole = (block.prompt > 0) & (block.output > 0)
+        builder.drop("zero_prompt", int((block.prompt == 0).sum()))
+        builder.drop("zero_output", int(((block.prompt > 0) & (block.output == 0)).sum()))
+        builder.add_columns(block.nanoseconds[whole], block.prompt[whole], block.output[whole])
+
+    def _line(self, line: bytes) -> None:
+        try:
+            text = line.decode()
+            cells = next(csv.reader([text]), [])
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise self._where.error(f"malformed CSV: {error}") from None
+        if len(cells) != 3:
+            raise self._where.error(f"has {len(cells)} cells where the header has 3")
+        stamp, asked, got = cells
+        self._row(stamp, asked, got, None)
+
+    def table(
+        self,
+        table: CsvTable,
+        columns: list[int],
+        images: int | None,
+        others: list[tuple[str, int]],
+    ) -> None:
+        """Any columns in any order."""
+        stamp, prompt, output = columns
+        for row in table.rows():
+            extra: dict[str, object] = {name: row[i] for name, i in others}
+            if images is not None:
+                count = self._where.count(row[images], "NumImages")
+                if count:
+                    extra["num_images"] = count
+            self._row(row[stamp], row[prompt], row[output], extra)
+
+    def _row(self, stamp: str, asked: str, got: str, extra: dict[str, object] | None) -> None:
+        try:
+            arrival = self._stamps.nanoseconds(stamp)
+        except ValueError as error:
+            raise self._where.error(str(error), _COLUMNS[0], stamp) from None
+        prompt = self._where.count(asked, _COLUMNS[1])
+        output = self._where.count(got, _COLUMNS[2])
+        if not self._builder.drop_if_empty(prompt, output):
+            self._builder.add(arrival, prompt, output, extra=extra)
+
+
 class _Stamps:
-    """Date and time to nanoseconds since 1970; the second's part is worked out once a second."""
+    """Date and time to nanoseconds since 1970; the date and minute are worked out once a minute."""
 
     def __init__(self) -> None:
-        self._second = ""
+        self._minute = ""
         self._base = 0
 
     def nanoseconds(self, text: str) -> int:
         """Rounds below a nanosecond. Raises ValueError for what is no date and time."""
         if len(text) == 27 and text[19] == ".":
-            if text[:19] != self._second:
-                self._base = seconds_since_1970(text[:19]) * 10**9
-                self._second = text[:19]
-            digits = text[20:]
-            if digits.isdecimal() and digits.isascii():
-                return _in_range(self._base + int(digits) * 100)
+            if text[:17] != self._minute:
+                base = seconds_since_1970(text[:17] + "00") * 10**9
+                self._base = _in_range(base)
+                self._minute = text[:17]
+            second, digits = text[17:19], text[20:]
+            if second.isdecimal() and digits.isdecimal() and second < "60" and digits.isascii():
+                return self._base + int(second) * 10**9 + int(digits) * 100
         whole, rest = divmod(date_time_ticks(text), _QUANTUM)
         return _in_range(whole + (rest >= _QUANTUM // 2))
 
 
 def _in_range(nanoseconds: int) -> int:
-    if not -(2**63) <= nanoseconds < 2**63:
-        raise ValueError("is outside the years 1678 to 2262")
+    if not -(2**62) <= nanoseconds < 2**62:
+        raise ValueError("is outside the years 1824 to 2116")
     return nanoseconds
 
 

@@ -122,12 +122,13 @@ class TraceBuilder:
         """Rows that wait for others."""
         return len(self._after)
 
-    def add_plain(self, arrival: int, prompt: int, output: int) -> None:
-        """Adds a request that states nothing else, fast."""
-        self.arrivals.append(arrival)
-        self.prompts.append(prompt)
-        self.outputs.append(output)
-        self.report.rows_read += 1
+    def add_columns(self, arrivals: IntArray, prompts: IntArray, outputs: IntArray) -> None:
+        """Adds requests that state nothing else. Only with `arrivals` an array."""
+        assert isinstance(self.arrivals, array)
+        self.arrivals.frombytes(arrivals.tobytes())
+        self.prompts.frombytes(prompts.tobytes())
+        self.outputs.frombytes(outputs.tobytes())
+        self.report.rows_read += len(prompts)
 
     def set_after(self, row: int, after: tuple[int, ...], wait: Tick) -> None:
         """Makes `row` arrive `wait` ticks after the last of the rows `after` has finished."""
@@ -141,11 +142,11 @@ class TraceBuilder:
         """What was measured of `row`, where that is known later than the row."""
         self._recorded[row] = recorded
 
-    def drop(self, reason: str) -> None:
-        """Counts a row that was read and is not kept."""
-        self.report.rows_read += 1
-        dropped = self.report.dropped
-        dropped[reason] = dropped.get(reason, 0) + 1
+    def drop(self, reason: str, rows: int = 1) -> None:
+        """Counts rows that were read and are not kept."""
+        if rows:
+            self.report.rows_read += rows
+            self.report.dropped[reason] = self.report.dropped.get(reason, 0) + rows
 
     def drop_if_empty(self, prompt: int, output: int) -> bool:
         """Drops, with a count, the rows that asked or got nothing: failed requests of a log."""
