@@ -123,7 +123,7 @@ def run_case(
     """Replay `case` against `policy`, fresh and made with the same `placement`.
 
     `fail_at`: the backend refuses that operation, counted from 0 from the set-up on; the policy
-    then runs in a `journal`. Raises CapacityError if the set-up itself is refused. Closes the
+    then runs in a `journal`, step by step. Raises CapacityError if the set-up itself is refused. Closes the
     backend: a leak is an error.
     """
     kv = case.kv_layout(policy)
@@ -136,6 +136,7 @@ def run_case(
     receipt = backend.settle(backend.submit(setup, 0))
     if not receipt.done:
         raise CapacityError(f"the set-up is {receipt.short_bytes} bytes short")
+    leap = leap and fail_at is None
     limits = replace(case.limits, leap=leap, check=check, max_model_len=case.max_model_len)
     Engine(case.trace, served, backend, case.executor, case.times, recorder, limits).run()
     backend.close()
