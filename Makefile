@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The first of these that is Python 3.11 or newer; PYTHON=... overrides.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 TORCH := torch==2.13.0
 TESTS ?=
 BENCH ?=
@@ -23,7 +23,7 @@ test: $(VENV)/dev
 ## torch's CPU build beside it, for the tests that need torch (they skip without), where a wheel of
 ## it lies on this disk: from an index torch is gigabytes of CUDA
 torch: $(VENV)/dev
-	@if $(PIP) install --dry-run --no-deps --report - $(TORCH) 2>/dev/null | grep -q '"url": "file:.*cpu'; \
+	@if $(PIP) install --dry-run --no-deps --quiet --report - $(TORCH) 2>/dev/null | grep -q '"url": "file:.*cpu'; \
 	then $(PIP) install $(TORCH); \
 	else echo "no CPU build of $(TORCH) on this disk: tests that need torch skip"; fi
 
