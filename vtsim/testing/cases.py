@@ -123,8 +123,8 @@ def run_case(
     """Replay `case` against `policy`, fresh and made with the same `placement`.
 
     `fail_at`: the backend refuses that operation, counted from 0 from the set-up on; the policy
-    then runs in a `journal`, step by step. Raises CapacityError if the set-up itself is refused. Closes the
-    backend: a leak is an error.
+    then runs in a `journal`, step by step. Closes the backend: a leak is an error. Raises
+    CapacityError if the set-up itself is refused.
     """
     kv = case.kv_layout(policy)
     limit = case.limit_bytes(kv)
@@ -143,7 +143,7 @@ def run_case(
     return Ran(getattr(served, "policy", served), recorder, backend, tuple(backend.calls()))
 
 
-# -- drawing ----------------------------------------------------------------------------------------
+# -- drawing ---------------------------------------------------------------------------------------
 
 
 def random_trace(random: Random, requests: int = 25) -> Trace:

@@ -48,7 +48,7 @@ def check_policy(
         check_refusals(make, seed, most=25)
 
 
-# -- declaration --------------------------------------------------------------------------------------
+# -- declaration -----------------------------------------------------------------------------------
 
 
 def check_declaration(make: MakePolicy) -> None:
@@ -70,7 +70,7 @@ def check_declaration(make: MakePolicy) -> None:
     assert said == parameters, f"{policy.name}: parameters change in JSON: {parameters} -> {said}"
 
 
-# -- calls --------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def check_calls(make: MakePolicy, seed: int, calls: int = 60) -> None:
@@ -128,7 +128,7 @@ def _call_something(driver: PolicyDriver, random: Random) -> None:
         driver.set_limit(driver.placed.limit_bytes * share // 10)
 
 
-# -- runs ---------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def check_runs(make: MakePolicy, seed: int) -> Ran:
@@ -183,7 +183,7 @@ def _check_answers(run: Ran) -> None:
     assert run.backend.bytes_in_use() == 0, f"{run.backend.bytes_in_use()} bytes are left"
 
 
-# -- refusals -----------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 class WatchedJournal(Journal):
