@@ -31,6 +31,7 @@ class Policy:
     kernels: ClassVar[tuple[str, ...]] = ("flash",)
     """Kernel families the policy can use; the first is its default."""
     lookahead: int = 1
+    grain_tokens: int = 1
     fenced: ClassVar[bool] = True
     """False: memory is reused in stream order only, so nothing waits for `retire`."""
 

@@ -87,7 +87,7 @@ class PagedPolicy(Policy):
     def setup(self, device: DeviceInfo, kv: KVLayout, limit_bytes: int) -> Plan:
         self.kv = kv
         self.limit_bytes = limit_bytes
-        block = self._block = self.options.block
+        block = self._block = self.grain_tokens = self.options.block
         self._token_bytes = kv.token_bytes
         self._block_bytes = block * kv.token_bytes
         self.derived_blocks = limit_bytes // self._block_bytes

@@ -122,6 +122,8 @@ class VTensorPolicy(Policy):
         self.kv = kv
         self.lookahead = options.lookahead
         self.limit_bytes = limit_bytes
+        if options.tail == "recompute":
+            self.grain_tokens = kv.period_tokens
         self._arenas = kv.arenas
         self._unit_bytes = kv.unit_bytes
         self._token_bytes = kv.token_bytes

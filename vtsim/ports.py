@@ -45,7 +45,10 @@ class Headroom(NamedTuple):
     steps: int
     """Decode steps that `extend` is sure to accept with no eviction through the driver."""
     peak: list[int] | None = None
-    """An upper bound, by OpKind, of the operations due in any one of them; None: none at all."""
+    """An upper bound, by OpKind, of the operations due in any one of them, and of those that the
+    next `retire` will ask for; None: none at all."""
+    retire_later: bool = False
+    """Whether `retire` comes before, between or after these steps changes no count of anything."""
 
 
 @runtime_checkable
@@ -62,6 +65,8 @@ class MemoryPolicy(Protocol):
     """Kernel families the policy can use, its default first."""
     lookahead: int
     """L of DESIGN 1: 0 submits a step's plans when it is launched, >= 1 one step ahead."""
+    grain_tokens: int
+    """Prefixes are served in multiples of so many tokens."""
     fenced: bool
     """False: what `release` gives up is reused in stream order only, and `retire` has no work."""
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import heapq
 
 from vtsim.engine.arrivals import Arrivals
+from vtsim.engine.history import PrefixHistory
 from vtsim.engine.state import Limits, Live, Step
 from vtsim.engine.worker import MemoryWorker
 from vtsim.errors import BackendError, CapacityError
+from vtsim.memory.radix import joined
 from vtsim.metrics.recorder import Recorder
 from vtsim.plan import NO_MATCH, NOTHING, Keep, Match, Phase, Plan, Shortage
 from vtsim.ports import Batch, MemoryBackend, MemoryPolicy, MemoryTimes, StepShape
@@ -63,6 +65,7 @@ class Scheduler:
         self._granted = False  # the decoding sequences have been extended for the next step
         self._preempted = False  # somebody was, in this decision
         self._fruitless = 0
+        self._history = PrefixHistory(policy.grain_tokens) if recorder.decisions else None
         self._fenced = policy.fenced
         self._late_plans = policy.lookahead == 0
         self._ahead = 1 + policy.lookahead if limits.admit == "prompt" else 0
@@ -196,9 +199,10 @@ class Scheduler:
             self._prefilling[seq.index] = live
             prompts.append(live)
             budget -= live.chunk
-            self.recorder.admit(
-                seq.index, self.now, self.step + 1, live.prefilled - live.chunk, seq.preemptions > 0
-            )
+            hit = live.prefilled - live.chunk
+            self.recorder.admit(seq.index, self.now, self.step + 1, hit, seq.preemptions > 0)
+            if self._history is not None and seq.content:
+                self._explain_hit(self._history, seq, hit)
         return None
 
     def _create(self, live: Live, match: Match, budget: int) -> Shortage | None:
@@ -273,6 +277,7 @@ class Scheduler:
         """Take a sequence out of the batch; its last reader is the step now running."""
         seq = live.seq
         del self.batch.running[seq.index]
+        decoded = 0
         if self.batch.decoding.pop(seq.index, None) is None:
             del self._prefilling[seq.index]
         else:
@@ -280,7 +285,12 @@ class Scheduler:
             self._kv_tokens -= seq.prompt_tokens + decoded + self._granted
             live.generated += decoded
             live.finish_step = -1
-        self.submit(self.policy.release(seq, keep if seq.content else Keep.NONE, self.step))
+        if not seq.content:
+            keep = Keep.NONE
+        elif keep is Keep.RECORD and self._history is not None:
+            held = live.prefilled + decoded
+            self._history.keep(joined(seq.content, seq.output_content), held)
+        self.submit(self.policy.release(seq, keep, self.step))
         if self._fenced:
             self._released.append(self.step)
 
@@ -311,6 +321,15 @@ class Scheduler:
     def _answer(self, row: int, at: Tick) -> None:
         del self._live[row]
         self.arrivals.answered(row, at)
+
+    def _explain_hit(self, history: PrefixHistory, seq: Sequence, hit: int) -> None:
+        missed = history.why_missed(seq.content, seq.prompt_tokens, hit)
+        if missed is not None:
+            reason, tokens = missed
+            self.recorder.decide(
+                self.step + 1, self.now, seq.index, "miss", f"{reason} {tokens}", 0
+            )
+        history.admit(seq.content)
 
     def _explain_wait(self, live: Live, reason: str, bytes_short: int) -> None:
         if self.recorder.decisions:

@@ -22,6 +22,11 @@ WAITS = {
     "slots": "no slot of virtual addresses was free",
     "shortage": "memory was short",
 }
+MISSES = {
+    "evicted": "they had been computed, but were not kept, or evicted since",
+    "computing": "only sequences that still run hold them",
+    "rounding": "less than the policy shares at once",
+}
 REJECTIONS = {
     "max_model_len": "prompt + output exceed max_model_len",
     "capacity": "it cannot fit even alone",
@@ -74,6 +79,9 @@ def _story(label: str, row: dict[str, Any], decisions: pd.DataFrame) -> Iterator
     )
     yield _line(row["arrival_s"], None, "arrived")
     made = list(decisions.itertuples(index=False))
+    if made and made[0].time_s > row["arrival_s"] and made[0].decision in ("wait", "admit"):
+        queued = format_seconds(made[0].time_s - row["arrival_s"])
+        yield _line(row["arrival_s"], None, f"waited for {queued}: a step ran, or others came first")
     for position, decision in enumerate(made):
         following = made[position + 1].time_s if position + 1 < len(made) else None
         yield _line(decision.time_s, decision.step, _words(decision, following, row))
@@ -110,9 +118,8 @@ def _missed(row: dict[str, Any]) -> str:
     if ideal != ideal or ideal is None:
         return "; the trace does not say what its prompt shares"
     ideal = min(int(ideal), row["prompt_tokens"] - 1)  # one token is always computed
-    missed = ideal - row["hit_tokens"]
-    if missed > 0:
-        return f"; {missed:,} more had come before: evicted, not kept, or still being computed"
+    if ideal > row["hit_tokens"]:
+        return f" of {row['prompt_tokens']:,} prompt tokens"
     return f", all that had come before it in {row['prompt_tokens']:,} prompt tokens"
 
 
@@ -124,6 +131,9 @@ def _words(decision: Any, following: float | None, row: dict[str, Any]) -> str:
         return f"waited{until}: {WAITS.get(reason, reason)}{missing}"
     if kind == "admit":
         return f"admitted: {reason}{_missed(row)}"
+    if kind == "miss":
+        word, tokens = reason.split()
+        return f"missed {int(tokens):,} more tokens of its prefix: {MISSES[word]}"
     if kind == "readmit":
         return f"admitted again, to compute anew what it lost: {reason}"
     if kind == "preempt":
