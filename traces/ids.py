@@ -26,10 +26,11 @@ def check_blocks(
         good = whole == ids
     if good:
         return
-    expected = whole + (tail_rule != "prefix_only" and rest > 0)
+    has = f"{whole + (tail_rule == 'partial_tail' and rest > 0)}"
+    if tail_rule == "exact" and rest:
+        has += f" and a rest of {rest}"
     message = (
-        f"{ids} hash ids, but a prompt of {prompt} tokens in blocks of {block} has {expected}"
-        f"{' (and a rest)' if tail_rule == 'exact' and rest else ''}; "
+        f"{ids} hash ids, but a prompt of {prompt} tokens in blocks of {block} has {has}; "
         f"{_fitting(prompt, ids, tail_rule)}"
     )
     raise where.error(message, field)

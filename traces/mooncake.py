@@ -25,6 +25,7 @@ _DELAY = ("delay", "delay_ms")
 _PROMPT = ("input_length", "input_tokens")
 _OUTPUT = ("output_length", "output_tokens")
 _KNOWN = frozenset((*_STAMP, *_DELAY, *_PROMPT, *_OUTPUT, "hash_ids", "session_id", "priority"))
+_ALIASES = frozenset(("created_time", "input_tokens", "output_tokens"))
 _TEXT = ("text_input", "messages")
 """Counted where no length is stated; never kept."""
 
@@ -70,8 +71,9 @@ class MooncakeReader:
                 builder.note_unknown(extra or ())
             else:
                 extra = None
-            prompt = row.get("input_length")
-            output = row.get("output_length")
+            aliased = not _ALIASES.isdisjoint(row)
+            prompt = None if aliased else row.get("input_length")
+            output = None if aliased else row.get("output_length")
             if type(prompt) is not int or not 0 < prompt < 2**31:
                 value, key = _one(where, row, _PROMPT)
                 texts = [name for name in _TEXT if row.get(name) is not None]
@@ -83,7 +85,7 @@ class MooncakeReader:
             if type(output) is not int or not 0 < output < 2**31:
                 output = where.count(*_one(where, row, _OUTPUT))
             session = _session(where, row)
-            stamp = row.get("timestamp")
+            stamp = None if aliased else row.get("timestamp")
             waits = row.get("delay") is not None or row.get("delay_ms") is not None
             arrival: Tick | None = None
             wait: Tick | None = None
