@@ -1,0 +1,105 @@
+"""`vtsim trace info|convert|sample|synth` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from vtsim.cli.main import run
+from vtsim.traces import load
+from vtsim.traces.bundled import COMMANDS, sample_path
+
+ROW = '{"timestamp": 0, "input_length": 40, "output_length": 2, "hash_ids": [1, 2, 3]}\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text(ROW + "\n" + ROW.replace(": 0,", ": 5,"))
+    return path
+
+
+def test_info(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "facts.json"
+    assert run(["trace", "info", str(file), "--block-size", "16", "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "2 rows read = 2 kept + 0 dropped" in text and "50.00 %" in text
+    facts = json.loads(out.read_text())
+    assert facts["sharing"]["hit_tokens"] == 40 and facts["trace"]["format"] == "mooncake"
+    assert run(["trace", "info", str(file), "--block-size", "16", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == facts
+
+
+def test_errors_are_one_line_and_status_2(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, word in (
+        (["trace", "info", str(file)], ":1: hash_ids: 3 hash ids"),
+        (["trace", "info", str(file.parent / "none")], "no such file"),
+        (["trace", "info", str(file), "--from", "x"], "known: "),
+        (["trace", "info", str(file), "--window", "5"], "START:END"),
+        (["trace", "info", str(file), "-o", "speed=3"], "no option of a reader"),
+        (["trace", "info", str(file), "-o", "colour=3"], "no option 'colour'"),
+        (["trace", "convert", str(file), "/no/such/folder/x.json"], "does not exist"),
+        (["trace", "convert", str(file), "x.json", "--to", "csv"], "unknown target"),
+        (["trace", "synth", "x.json", "--prompt", "zipf"], "lengths"),
+    ):
+        assert run(arguments) == 2
+        error = capsys.readouterr().err
+        assert word in error and error.count("\n") == 1
+
+
+def test_convert_there_and_back(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    native, back = tmp_path / "n.json", tmp_path / "b.jsonl"
+    assert run(["trace", "convert", str(file), str(native), "--block-size", "16"]) == 0
+    assert run(["trace", "convert", str(native), str(back)]) == 0
+    said = capsys.readouterr().err
+    assert "2 rows read = 2 kept + 0 dropped" in said
+    assert "not kept by mooncake: block_size 16" in said
+    assert load(back, block_size=16).hash_ids(1) == [0, 1, 2]
+
+
+def test_convert_with_options(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "n.json"
+    options = ["--block-size", "16", "--time-unit", "s", "--speed", "2", "--max-context", "41"]
+    assert run(["trace", "convert", str(file), str(out), *options, "-q"]) == 0
+    document = json.loads(out.read_text())
+    assert [r["arrival_s"] for r in document["requests"]] == [0.0, 2.5]
+    assert document["requests"][0]["extra"] == {"overflow": "prompt+output 42 > 41"}
+
+
+def test_sample(tmp_path: Path) -> None:
+    out = tmp_path / "s.json"
+    source = str(sample_path("multi-turn"))
+    assert run(["trace", "sample", source, str(out), "-n", "50", "-q"]) == 0
+    assert 0 < len(load(out)) <= 50
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_stated_command_makes_the_sample(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(COMMANDS[name].split()[1:] + ["-q"]) == 0
+    assert (tmp_path / f"{name}.json").read_bytes() == sample_path(name).read_bytes()
+
+
+def test_synth_lengths_from_a_trace(tmp_path: Path) -> None:
+    out = tmp_path / "x.json"
+    source = str(sample_path("chat"))
+    assert run(["trace", "synth", str(out), "-n", "5", "--lengths-from", source, "-q"]) == 0
+    assert len(load(out)) == 5
+    both = ["--lengths-from", source, "--prompt", "fixed:value=3"]
+    assert run(["trace", "synth", str(out), *both]) == 2
+
+
+def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "p.svg"
+    status = run(["trace", "info", str(sample_path("chat")), "--plot", str(picture), "-q"])
+    if find_spec("matplotlib") is None:
+        assert status == 2 and "pip install matplotlib" in capsys.readouterr().err
+    else:
+        assert status == 0 and picture.read_text().startswith("<?xml")
