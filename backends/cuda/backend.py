@@ -225,6 +225,15 @@ class CudaBackend:
         things += [allocation_use(number) for number in allocations]
         self.fence.protect(stream, things)
 
+    def fill(self, place: Place, byte: int) -> None:
+        """Set every byte of the chunk mapped at a place; done on return."""
+
+        def run() -> None:
+            self.memory.fill(place, byte)
+            self.memory.moves.finish()
+
+        self._worker.do(run)
+
     # -- what there is ----------------------------------------------------------------------------
 
     def _wait(self) -> None:

@@ -110,6 +110,11 @@ class CudaMemory:
             self.driver.release(found)
         return same and self.driver.get_access(mapping.address) == 3
 
+    def fill(self, place: Place, byte: int) -> None:
+        """Begin to set every byte of the chunk mapped at a place."""
+        mapping = self._mapped[place]
+        self.moves.fill(mapping.address, byte, mapping.handle.nbytes)
+
     def reservation(self, arena: int) -> Reservation:
         """The addresses of an arena."""
         return self._reservations[arena]
