@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from vtsim.errors import InvariantError
+from vtsim.errors import ConfigError, InvariantError
 from vtsim.memory.growth import Growth
 from vtsim.memory.radix import Node, RadixTree, clip, join, tokens_of
 from vtsim.plan import (
@@ -20,8 +20,8 @@ from vtsim.plan import (
     Keep,
     Match,
     MemoryUsage,
-    OpKind,
     Operation,
+    OpKind,
     Phase,
     Plan,
     Shortage,
@@ -40,6 +40,12 @@ class PagedParameters:
     block: int = 16
     num_gpu_blocks: int = 0
     prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ConfigError(f"paged.block: must be >= 1, got {self.block}")
+        if self.num_gpu_blocks < 0:
+            raise ConfigError(f"paged.num_gpu_blocks: must be >= 0, got {self.num_gpu_blocks}")
 
 
 class CachedRun(Node):
@@ -92,6 +98,7 @@ class PagedPolicy(Policy):
         self._block_bytes = block * kv.token_bytes
         self.derived_blocks = limit_bytes // self._block_bytes
         self.blocks = self.options.num_gpu_blocks or self.derived_blocks
+        self._details = {"derived_blocks": self.derived_blocks, "blocks": self.blocks}
         self._fresh = self.blocks  # never used
         self._free: OrderedDict[CachedRun | FreeRun, None] = OrderedDict()
         self._free_blocks = 0  # in `_free`
@@ -109,6 +116,10 @@ class PagedPolicy(Policy):
                     Operation(OpKind.ALLOCATE, chunk=0, nbytes=plan.allocation_bytes),
                 )
         return plan
+
+    def details(self) -> dict[str, object]:
+        """The pool's size as derived from the limit, and as it was; they differ where measured."""
+        return dict(self._details)
 
     def _units(self, tokens: int) -> int:
         return -(-tokens // self._block)
@@ -169,9 +180,7 @@ class PagedPolicy(Policy):
             self._cache(table, seq.content, table.tokens)
             blocks = table.cached + table.private
             self._prefill_tokens -= table.tokens
-            self._growth.join(
-                seq.index, table.tokens, blocks, blocks * self._block, seq.order
-            )
+            self._growth.join(seq.index, table.tokens, blocks, blocks * self._block, seq.order)
 
     def extend(self, batch: Batch, steps: int = 1) -> Plan | Shortage:
         need = self._growth.demand(steps)
@@ -367,9 +376,7 @@ class PagedPolicy(Policy):
             return NOTHING
         plan.counts[OpKind.DEALLOCATE] = 1
         if self.placement:
-            plan.operations = (
-                Operation(OpKind.DEALLOCATE, chunk=0, nbytes=plan.allocation_bytes),
-            )
+            plan.operations = (Operation(OpKind.DEALLOCATE, chunk=0, nbytes=plan.allocation_bytes),)
         self.blocks = self._fresh = self._free_blocks = self._cached_free = 0
         self._free.clear()
         self._tables.clear()
