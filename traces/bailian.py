@@ -1,17 +1,18 @@
 """Qwen-Bailian: JSON lines, seconds, hash ids of 16-token blocks, chats as chains of parents.
 
 Every turn is self-contained: its prompt holds the conversation so far. `chat_id` and
-`parent_chat_id` make sessions; a row whose parent is not in the file before it begins a session of
-its own, counted in a warning. Source of the schema: the dataset's README.
+`parent_chat_id` make sessions; a row whose parent is not in the file begins a session of its own,
+counted in a warning. Source of the schema: the dataset's README.
 """
 
 from __future__ import annotations
 
+from vtsim.errors import TraceFormatError
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
-from vtsim.traces.jsonl import objects
 from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
 _KNOWN = frozenset(
@@ -36,10 +37,10 @@ class BailianReader:
         block = options.block_size or 16
         builder = TraceBuilder(source, self.name, block_size=block, tail_rule="partial_tail")
         where = builder.where
-        place: dict[int, tuple[str, int]] = {}
-        """chat id -> its session and turn"""
-        orphans = 0
-        for row in objects(source, where):
+        parent_of: dict[int, int] = {}
+        rows: list[tuple[int, int]] = []
+        """(row, chat id)"""
+        for row in json_rows(source, where):
             arrival = where.ticks(row.get("timestamp"), "timestamp", "s")
             prompt = where.count(row.get("input_length"), "input_length")
             output = where.count(row.get("output_length"), "output_length")
@@ -52,35 +53,57 @@ class BailianReader:
                 raise where.error("is not an integer", "chat_id", chat)
             if type(parent) is not int:
                 raise where.error("is not an integer", "parent_chat_id", parent)
-            if chat in place:
+            if chat in parent_of:
                 raise where.error("stands twice", "chat_id", chat)
-            if parent in place:
-                session, turn = place[parent][0], place[parent][1] + 1
-            else:
-                orphans += parent != -1
-                session, turn = str(chat), 0
-            place[chat] = session, turn
+            parent_of[chat] = parent
             if builder.drop_if_empty(prompt, output):
                 continue
             extra = {key: row[key] for key in row if key not in _KNOWN}
             builder.note_unknown(extra)
             kept = {"type": row["type"]} if row.get("type") is not None else {}
-            builder.add(
+            number = builder.add(
                 arrival,
                 prompt,
                 output,
                 hash_ids=ids,
-                session=session,
-                turn=turn,
                 request_id=chat,
                 extra={**kept, **extra},
             )
+            rows.append((number, chat))
+        place = _sessions(parent_of)
+        if place is None:
+            raise TraceFormatError(
+                "chats are their own parents", path=source.path, field="parent_chat_id"
+            )
+        for number, chat in rows:
+            first, turn = place[chat]
+            builder.set_session(number, str(first), turn)
+        orphans = sum(p != -1 and p not in parent_of for p in parent_of.values())
         if orphans:
             builder.warn(
-                f"{orphans} rows whose parent chat is not in the file before them: each begins a "
-                "session of its own"
+                f"{orphans} rows whose parent chat is not in the file: each begins a session of "
+                "its own"
             )
         return builder.finish()
+
+
+def _sessions(parent_of: dict[int, int]) -> dict[int, tuple[int, int]] | None:
+    """Chat -> (first chat of its chain, how far behind it); None if a chain is a circle."""
+    place: dict[int, tuple[int, int]] = {}
+    for chat in parent_of:
+        chain: list[int] = []
+        seen: set[int] = set()
+        while chat not in place and parent_of[chat] in parent_of:
+            if chat in seen:
+                return None
+            seen.add(chat)
+            chain.append(chat)
+            chat = parent_of[chat]
+        first, depth = place.setdefault(chat, (chat, 0))
+        for later in reversed(chain):
+            depth += 1
+            place[later] = first, depth
+    return place
 
 
 READER = BailianReader()

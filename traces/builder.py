@@ -101,8 +101,8 @@ class TraceBuilder:
         if hash_ids:
             self._add_runs(row, hash_ids)
         if session is not None:
-            self._sessions[row] = self._session_index.setdefault(session, len(self._session_index))
-        if turn >= 0:
+            self.set_session(row, session, turn)
+        elif turn >= 0:
             self._turns[row] = turn
         if priority:
             self._priorities[row] = priority
@@ -137,6 +137,12 @@ class TraceBuilder:
 
     def set_parents(self, row: int, after: tuple[int, ...]) -> None:
         self._after[row] = after
+
+    def set_session(self, row: int, session: str, turn: int) -> None:
+        """The session of `row`, and its place in it (-1: unknown)."""
+        self._sessions[row] = self._session_index.setdefault(session, len(self._session_index))
+        if turn >= 0:
+            self._turns[row] = turn
 
     def set_recorded(self, row: int, recorded: Mapping[str, object]) -> None:
         """What was measured of `row`, where that is known later than the row."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
-from vtsim.traces.jsonl import objects
 from vtsim.traces.number import Where
 from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
 
@@ -33,7 +33,7 @@ class CopilotReader:
         builder = TraceBuilder(source, self.name)
         where = builder.where
         empty = 0
-        for session in objects(source, where):
+        for session in json_rows(source, where):
             name = session.get("session_id")
             if type(name) is not str:
                 raise where.error("is not a string", "session_id", name)

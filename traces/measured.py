@@ -15,9 +15,9 @@ from vtsim.errors import TraceFormatError
 from vtsim.request import TICKS_PER_S, Tick, Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.jsondoc import JsonDocument
-from vtsim.traces.jsonl import objects
 from vtsim.traces.number import Where
 from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
 
@@ -43,7 +43,7 @@ class ServingSimBenchReader:
         )
         stamps: list[tuple[dict[str, object], Tick, int, dict[str, Tick]]] = []
         names: set[object] = set()
-        for row in objects(source, where):
+        for row in json_rows(source, where):
             arrival = where.ticks(row.get("arrival_time"), "arrival_time", "s")
             prompt = where.count(row.get("input_toks"), "input_toks")
             output = where.count(row.get("output_toks"), "output_toks")
@@ -117,7 +117,7 @@ class AiperfResultsReader:
     def read(self, source: Source, options: ReadOptions) -> Trace:
         builder = TraceBuilder(source, self.name)
         where = builder.where
-        for row in objects(source, where):
+        for row in json_rows(source, where):
             about, metrics = row.get("metadata"), row.get("metrics")
             if type(about) is not dict or type(metrics) is not dict:
                 raise where.error("is not an object", "metadata" if metrics else "metrics")

@@ -14,9 +14,9 @@ from typing import Any
 from vtsim.request import Tick, Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
-from vtsim.traces.jsonl import objects
 from vtsim.traces.number import UNITS, Where
 from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 from vtsim.traces.words import OPTIONS, TokenRule
 
@@ -63,7 +63,7 @@ class MooncakeReader:
         counted = False
         scale = 10 ** UNITS[unit]
         builder.about["time_unit"] = unit
-        for row in objects(source, where):
+        for row in json_rows(source, where):
             if not row.keys() <= _KNOWN:
                 extra: dict[str, object] | None = {
                     k: row[k] for k in row if k not in _KNOWN and k not in _TEXT

@@ -19,7 +19,7 @@ from typing import Protocol
 from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import Trace
 from vtsim.traces.schedule import Schedule
-from vtsim.traces.source import Source
+from vtsim.traces.source import Source, delimiter_of
 
 GROUP = "vtsim.readers"
 
@@ -108,7 +108,9 @@ class Head:
         )
         """Its keys; of all objects at the start where it is cut off."""
         line = "" if self.is_json else self.text.split("\n", 1)[0]
-        self.header = tuple(cell.strip().strip('"').lower() for cell in line.split(","))
+        self.header = tuple(
+            cell.strip().strip('"').lower() for cell in line.split(delimiter_of(line))
+        )
 
     def has(self, *keys: str) -> bool:
         return self.keys.issuperset(keys)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
-from vtsim.traces.jsonl import objects
 from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 from vtsim.traces.words import OPTIONS, TokenRule
 
@@ -34,7 +34,7 @@ class ServeGenReader:
         builder = TraceBuilder(source, self.name, block_size=block, tail_rule="partial_tail")
         where = builder.where
         seen: set[int | str] = set()
-        for row in objects(source, where):
+        for row in json_rows(source, where):
             prompt = where.count(row.get("input_length"), "input_length")
             ids = row.get("hash_ids") or ()
             if ids:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
-from vtsim.traces.jsonl import objects
 from vtsim.traces.number import Where
 from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
 _KNOWN = frozenset(
@@ -59,7 +59,7 @@ class ServingSimReader:
         builder = TraceBuilder(source, self.name, block_size=block, tail_rule="prefix_only")
         where = builder.where
         names = BlockNames(block)
-        for row in objects(source, where):
+        for row in json_rows(source, where):
             arrival = where.ticks(row.get("arrival_time_ns"), "arrival_time_ns", "ns")
             prompt = where.count(row.get("input_toks"), "input_toks")
             output = where.count(row.get("output_toks"), "output_toks")

@@ -145,10 +145,15 @@ class Source:
                         "is not UTF-8 text", path=self.path, line=number[0]
                     ) from None
 
+    def delimiter(self) -> str:
+        """What separates the cells of this CSV file."""
+        head = self.head_bytes.removeprefix(b"\xef\xbb\xbf").lstrip().decode(errors="replace")
+        return delimiter_of(head.split("\n", 1)[0])
+
     def csv_rows(self) -> Iterator[tuple[int, list[str]]]:
         """(physical line number, cells) of the non-blank rows, the header first."""
         number = [0]
-        rows = csv.reader(self._text_lines(number))
+        rows = csv.reader(self._text_lines(number), delimiter=self.delimiter())
         while True:
             first = number[0] + 1  # a quoted cell may run over many lines
             try:
@@ -163,11 +168,17 @@ class Source:
                 yield first, row
 
 
+def delimiter_of(header: str) -> str:
+    """What separates the cells of a header: a comma, else a semicolon or a tab."""
+    return next((d for d in (",", ";", "\t") if d in header), ",")
+
+
 class CsvTable:
     """A CSV file with a header row: columns are found by name, never by position."""
 
     def __init__(self, source: Source) -> None:
         self.where = source.where()
+        self.delimiter = source.delimiter()
         self._rows = source.csv_rows()
         first = next(self._rows, None)
         if first is None:

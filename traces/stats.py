@@ -110,6 +110,8 @@ class Sharing:
 
 def sharing(trace: Trace) -> Sharing | None:
     """None where no request's content is known."""
+    if not trace.has_hashes and not bool((trace.turn >= 0).any()):
+        return None
     known = sum(length for row in range(len(trace)) for _, length in trace.content(row))
     if known == 0:
         return None

@@ -531,3 +531,40 @@ def test_all_wait_and_no_arrival(read: Any) -> None:
     document = {"format": "vtsim-trace", "version": 1, "requests": rows}
     fails(read, json.dumps(document), "no request has an arrival")
     assert NO_ARRIVAL == -1
+
+
+def test_bailian_parents_may_stand_behind_their_children(read: Any) -> None:
+    row = {"input_length": 16, "output_length": 4, "hash_ids": [1]}
+    rows = [
+        {**row, "timestamp": 9, "chat_id": 3, "parent_chat_id": 2},
+        {**row, "timestamp": 5, "chat_id": 2, "parent_chat_id": 1},
+        {**row, "timestamp": 1, "chat_id": 1, "parent_chat_id": -1},
+        {**row, "timestamp": 7, "chat_id": 5, "parent_chat_id": 1},
+    ]
+    trace = read(rows)
+    assert trace.ids == (1, 2, 5, 3) and trace.turn.tolist() == [0, 1, 1, 2]
+    assert trace.session_names == ("1",) and trace.report.rows_moved == 3
+    rows[2]["parent_chat_id"] = 3
+    fails(read, rows, "their own parents")
+
+
+@pytest.mark.parametrize("layout", ["array", "indented"])
+def test_rows_may_stand_in_one_array(read: Any, layout: str) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 4, "output_length": 1},
+        {"timestamp": 5, "input_length": 4, "output_length": -1},
+    ]
+    text = json.dumps(rows, indent=1 if layout == "indented" else None)
+    error = fails(read, text, "negative")
+    assert error.field == "[1].output_length"
+    assert error.line == (7 if layout == "indented" else 1)
+    rows[1]["output_length"] = 2
+    assert len(read(json.dumps(rows, indent=1))) == 2
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_other_delimiters(read: Any, delimiter: str) -> None:
+    text = "arrived_at,num_prefill_tokens,num_decode_tokens\n1,7,2\n".replace(",", delimiter)
+    assert read(text).prompt_tokens.tolist() == [7]
+    azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2031-02-28 00:00:00.5,9,3\n"
+    assert read(azure.replace(",", delimiter)).output_tokens.tolist() == [3]
