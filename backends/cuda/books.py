@@ -25,9 +25,10 @@ class Books:
         """Units that exist."""
         return len(self.owners) + len(self.pooled)
 
-    def owned_alone(self, slot: int) -> bool:
-        """True if no unit of the slot is mapped elsewhere: only then may its next owner write."""
-        return all(self.owners[unit] == 1 for unit in self.tables[slot])
+    def owned_alone(self, slot: int, first: int = 0) -> bool:
+        """True if no unit of the slot, from the `first`, is mapped elsewhere: only then may they
+        be written."""
+        return all(self.owners[unit] == 1 for unit in self.tables.get(slot, [])[first:])
 
     def _each(self, kind: OpKind, unit: int, slot: int = -1, index: int = -1) -> list[Operation]:
         return [

@@ -56,6 +56,11 @@ class VTensor:
         """Have memory for `tokens` more. CapacityError if there is none; nothing changes then."""
         self._checked()._grow(self, self.tokens + tokens)
 
+    def shrink(self, tokens: int) -> None:
+        """Forget the tokens behind the first `tokens`; their memory stays mapped. InvariantError
+        where that would let it write into chunks that others share."""
+        self._checked()._shrink(self, tokens)
+
     def release(self, *, park: bool = False) -> None:
         """Give it up once the kernels launched so far on torch's current stream have ended. Parked
         memory stays mapped for whoever is created next."""
@@ -221,6 +226,13 @@ class VTensorPool:
         else:
             guards = vtensor.guards
         vtensor.units, vtensor.guards, vtensor.tokens = units, guards, tokens
+
+    def _shrink(self, vtensor: VTensor, tokens: int) -> None:
+        if not 0 <= tokens <= vtensor.tokens:
+            raise ConfigError(f"shrink: {tokens} of {vtensor.tokens} tokens")
+        if not self._books.owned_alone(vtensor.slot, self.kv.full_units(tokens)):
+            raise InvariantError("vtensor-shared", f"what lies behind {tokens} tokens is shared")
+        vtensor.tokens = tokens
 
     def _map(self, vtensor: VTensor, operations: list[Operation]) -> None:
         """Execute what the books already say; if the device refuses, take it back there."""

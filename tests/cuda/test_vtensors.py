@@ -318,6 +318,27 @@ class TestMemory:
         with pytest.raises(InvariantError):
             pool.fork(vtensor, 0)
 
+    def test_shrinking_forgets_but_never_into_shared_chunks(self, make: Make) -> None:
+        pool = make()
+        source = pool.create(2000)
+        write(source, 1)
+        fork = pool.fork(source, 1500)
+        for vtensor in (source, fork):
+            with pytest.raises(InvariantError, match="vtensor-shared"):
+                vtensor.shrink(600)
+        fork.shrink(1400)
+        fork.extend(300)
+        write(fork, 5, 1400)
+        check(fork, 1, 0, 1400)
+        check(source, 1)
+        fork.release()
+        source.shrink(600)
+        with pytest.raises(ConfigError, match="shrink: 601 of 600"):
+            source.shrink(601)
+        source.extend(100)
+        write(source, 6, 600)
+        check(source, 1, 0, 600)
+
     def test_bad_options(self, make: Make) -> None:
         with pytest.raises(ConfigError, match="unknown layout 'block'"):
             make(layout="block")
