@@ -34,11 +34,12 @@ class Arrivals:
         for row, befores in trace.after.items():
             if column[row] != NO_ARRIVAL:
                 continue
-            self._missing[row] = len(befores)
+            if befores:
+                self._missing[row] = len(befores)
+            else:
+                heapq.heappush(self._due, (trace.wait.get(row, 0), row))
             for before in befores:
                 self._followers.setdefault(before, []).append(row)
-            if not befores:
-                heapq.heappush(self._due, (trace.wait.get(row, 0), row))
         self.next_at: Tick = NEVER
         """When the next row arrives, as far as is known now."""
         self._look_ahead()

@@ -57,7 +57,7 @@ class Engine(Scheduler):
             self.now = now
             usage, free_bytes = self.policy.usage(), self.backend.free_bytes()
             self.eventful = work is None
-            if self.arrivals.next_at <= now:
+            while self.arrivals.next_at <= now:  # an answer may set free who arrives at once
                 self.receive()
             if work is not None:
                 work, wake = self.advance(work)
