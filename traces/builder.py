@@ -14,13 +14,12 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vtsim.errors import TraceFormatError
-from vtsim.request import NO_ARRIVAL, IntArray, ReadReport, Tick, Trace
+from vtsim.request import IntArray, ReadReport, Tick, Trace
 from vtsim.traces.ids import renumbered
-from vtsim.traces.number import MAX_TICK, plain, seconds_text
-from vtsim.traces.waits import inherit_keys
+from vtsim.traces.number import plain
+from vtsim.traces.order import WaitsForItself, in_time_order
 
 if TYPE_CHECKING:
     from vtsim.traces.schedule import Schedule
@@ -234,68 +233,21 @@ class TraceBuilder:
             names = sorted(self._unknown_keys)
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             self.warn(f"keys that this format does not define are kept in extra: {shown}")
-        arrival, order = self._in_time_order(rows)
-        return self._columns(arrival, order)
+        try:
+            timing = in_time_order(self.arrivals, self._after, self.quantum)
+        except WaitsForItself as error:
+            raise TraceFormatError(
+                f"request {self._ids.get(error.row, error.row)!r} waits for itself",
+                path=self.source.path,
+                field="after",
+            ) from None
+        except ValueError as error:
+            raise TraceFormatError(str(error), path=self.source.path) from None
+        report.rows_moved, report.removed_offset_s = timing.moved, timing.offset_s
+        return self._columns(timing.arrival, timing.order)
 
     def _dropped_text(self) -> str:
         return ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.dropped.items()))
-
-    def _in_time_order(self, rows: int) -> tuple[IntArray, IntArray | None]:
-        """Arrivals in ticks in time order, and the permutation (None: the file's order)."""
-        base, keys, waiting = self._sort_keys()
-        order: IntArray | None = None
-        if rows > 1 and bool((keys[1:] < keys[:-1]).any()):
-            self.report.rows_moved = int((keys < np.maximum.accumulate(keys)).sum())
-            order = np.argsort(keys, kind="stable")
-            keys = keys[order]
-            waiting = None if waiting is None else waiting[order]
-        self.report.removed_offset_s = base * self.quantum / 10**12
-        arrival = keys * self.quantum
-        if waiting is not None:
-            arrival[waiting] = NO_ARRIVAL
-        return arrival, order
-
-    def _sort_keys(self) -> tuple[int, IntArray, NDArray[np.bool_] | None]:
-        """(first arrival, arrivals behind it, which rows wait for others), in quanta.
-
-        A waiting row sorts right behind the latest of those that it waits for.
-        """
-        waiting: NDArray[np.bool_] | None = None
-        if isinstance(self.arrivals, array):
-            stamps = np.frombuffer(self.arrivals, dtype=np.int64)
-            base = int(stamps.min())
-            self._check_span(int(stamps.max()) - base)
-            keys = stamps - base
-        else:
-            known = [a for a in self.arrivals if a is not None]
-            if not known:
-                raise TraceFormatError(
-                    "no request has an arrival: all wait for others", path=self.source.path
-                )
-            base = min(known)
-            self._check_span(max(known) - base)
-            listed = [-1 if a is None else a - base for a in self.arrivals]
-            try:
-                inherit_keys(listed, self._after)
-            except ValueError as error:
-                row = error.args[0]
-                raise TraceFormatError(
-                    f"request {self._ids.get(row, row)!r} waits for itself",
-                    path=self.source.path,
-                    field="after",
-                ) from None
-            if len(known) < len(listed):
-                waiting = np.array([a is None for a in self.arrivals], dtype=bool)
-            keys = np.array(listed, dtype=np.int64)
-        return base, keys, waiting
-
-    def _check_span(self, span: int) -> None:
-        if span * self.quantum > MAX_TICK:
-            raise TraceFormatError(
-                f"spans {seconds_text(span * self.quantum)} s, more than the "
-                f"{seconds_text(MAX_TICK)} s that 64-bit picoseconds hold",
-                path=self.source.path,
-            )
 
     def _columns(self, arrival: IntArray, order: IntArray | None) -> Trace:
         rows = len(arrival)

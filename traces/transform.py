@@ -17,7 +17,7 @@ from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import NO_ARRIVAL, TICKS_PER_S, IntArray, Trace
 from vtsim.traces.draw import Draw
 from vtsim.traces.number import MAX_TICK
-from vtsim.traces.waits import inherit_keys
+from vtsim.traces.order import inherit_keys
 
 V = TypeVar("V")
 OVERFLOW_MODES = ("reject", "drop", "error")

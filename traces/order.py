@@ -1,0 +1,105 @@
+"""Time order: arrivals relative to the first, a stable sort, a place for rows without arrival."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vtsim.request import NO_ARRIVAL, IntArray, Tick
+from vtsim.traces.number import MAX_TICK, seconds_text
+
+
+class WaitsForItself(ValueError):
+    """A row waits for itself, directly or through others."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+        super().__init__(row)
+
+
+class Timing(NamedTuple):
+    """Rows in time order."""
+
+    arrival: IntArray
+    """Ticks behind the first arrival, ascending; NO_ARRIVAL where a row waits for others."""
+    order: IntArray | None
+    """Old row of each; None where nothing moved."""
+    moved: int
+    """Rows that stood out of time order."""
+    offset_s: float
+    """The first arrival, subtracted from all."""
+
+
+def in_time_order(
+    arrivals: Sequence[int | None], after: Mapping[int, tuple[int, ...]], quantum: Tick
+) -> Timing:
+    """Sorts rows by arrival (in units of `quantum` ticks), stable.
+
+    A row without arrival sorts right behind the latest of those that it waits for. ValueError if
+    no row has an arrival, or 64-bit picoseconds do not hold the span.
+    """
+    waiting: NDArray[np.bool_] | None = None
+    if isinstance(arrivals, array):
+        stamps = np.frombuffer(arrivals, dtype=np.int64)
+        base = int(stamps.min())
+        _check_span((int(stamps.max()) - base) * quantum)
+        keys = stamps - base
+    else:
+        known = [a for a in arrivals if a is not None]
+        if not known:
+            raise ValueError("no request has an arrival: all wait for others")
+        base = min(known)
+        _check_span((max(known) - base) * quantum)
+        listed = [-1 if a is None else a - base for a in arrivals]
+        inherit_keys(listed, after)
+        if len(known) < len(listed):
+            waiting = np.array([a is None for a in arrivals], dtype=bool)
+        keys = np.array(listed, dtype=np.int64)
+    order: IntArray | None = None
+    moved = 0
+    if bool((keys[1:] < keys[:-1]).any()):
+        moved = int((keys < np.maximum.accumulate(keys)).sum())
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        waiting = None if waiting is None else waiting[order]
+    arrival = keys * quantum
+    if waiting is not None:
+        arrival[waiting] = NO_ARRIVAL
+    return Timing(arrival, order, moved, base * quantum / 10**12)
+
+
+def _check_span(span: Tick) -> None:
+    if span > MAX_TICK:
+        raise ValueError(
+            f"spans {seconds_text(span)} s, more than the {seconds_text(MAX_TICK)} s that 64-bit "
+            "picoseconds hold"
+        )
+
+
+def inherit_keys(keys: list[int], after: Mapping[int, tuple[int, ...]]) -> None:
+    """Sets the key of every waiting row to the largest key of the rows that it waits for.
+
+    In place. Raises WaitsForItself for a row that does, directly or through others.
+    """
+    state: dict[int, int] = {}  # 1: its parents are being worked out, 2: done
+    for start in after:
+        stack = [start]
+        while stack:
+            row = stack[-1]
+            if row not in after or state.get(row) == 2:
+                stack.pop()
+            elif state.get(row) == 1:
+                keys[row] = max(keys[parent] for parent in after[row])
+                state[row] = 2
+                stack.pop()
+            else:
+                state[row] = 1
+                for parent in after[row]:
+                    if state.get(parent) == 1:
+                        raise WaitsForItself(parent)
+                    if parent in after and state.get(parent) != 2:
+                        stack.append(parent)
