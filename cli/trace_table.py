@@ -13,11 +13,11 @@ from vtsim.cli.console import console
 def print_facts(facts: dict[str, Any]) -> None:
     """`facts` as `vtsim.traces.stats.describe` gives them."""
     out = console()
-    trace, rows = facts["trace"], facts["rows"]
+    trace = facts["trace"]
     out.print(f"{trace['path']}: {trace['format']}, sha256 {trace['sha256'][:16]}", markup=False)
     out.print(facts["rows_text"], markup=False)
     _lengths(out, facts)
-    _arrivals(out, facts, rows["removed_offset_s"])
+    _arrivals(out, facts)
     _sharing(out, facts)
     for line in facts["warnings"]:
         out.print(f"warning: {line}", markup=False, style="yellow")
@@ -35,15 +35,13 @@ def _lengths(out: Console, facts: dict[str, Any]) -> None:
     out.print(table)
 
 
-def _arrivals(out: Console, facts: dict[str, Any], offset_s: float) -> None:
+def _arrivals(out: Console, facts: dict[str, Any]) -> None:
     arrivals, sessions = facts["arrivals"], facts["sessions"]
     table = Table(title="arrivals and conversations", title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right")
     table.add_row("requests", f"{facts['requests']:,}")
     table.add_row("span", f"{arrivals['span_s']:,.3f} s")
-    if offset_s:
-        table.add_row("time stamp of the first, removed", f"{offset_s:.7f} s")
     if arrivals["made"]:
         table.add_row("arrivals made", arrivals["made"])
     for key, label, form in (

@@ -215,12 +215,14 @@ def warnings(trace: Trace) -> list[str]:
 
 
 def rows_text(trace: Trace) -> str:
-    """Rows read = kept + dropped by reason, in one line."""
+    """Rows read = kept + dropped by reason, and what was taken off all arrivals, in one line."""
     report = trace.report
     dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(report.dropped.items()))
-    return f"{report.rows_read} rows read = {report.rows_kept} kept + " + (
-        f"{sum(report.dropped.values())} dropped ({dropped})" if dropped else "0 dropped"
-    )
+    said = f"{report.rows_read} rows read = {report.rows_kept} kept + "
+    said += f"{sum(report.dropped.values())} dropped ({dropped})" if dropped else "0 dropped"
+    if report.removed_offset_s:
+        said += f"; the first arrival, {report.removed_offset_s:.10g} s, is taken as 0"
+    return said
 
 
 def describe(trace: Trace) -> dict[str, object]:
