@@ -145,7 +145,7 @@ def test_a_match_keeps_what_goes_on_behind_it() -> None:
     assert tree.match(((0, 70),))[0] == 40
 
 
-# -- shared page tables -----------------------------------------------------------------------------
+# -- shared page tables ----------------------------------------------------------------------------
 
 
 class Tables:
