@@ -88,7 +88,7 @@ class PolicyDriver:
         ))  # fmt: skip
         self.fenced = bool(self.placed.policy.fenced)
 
-    # -- calls ------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def new_sequence(
         self, prompt: int, like: int = -1, alike: int = 0, known: bool = True, output: bool = False
@@ -213,7 +213,7 @@ class PolicyDriver:
         for side in self.sides:
             side.backend.close()
 
-    # -- deciding ---------------------------------------------------------------------------------
+    # -- deciding ----------------------------------------------------------------------------------
 
     def _decide(self, what: str, ask: Decide, undo: bool = False) -> Plan | None:
         """Ask both sides, compare, execute; the placed plan, or None if refused or undone."""
@@ -268,7 +268,7 @@ class PolicyDriver:
         if known and known not in self.contents:
             self.contents.append(known)
 
-    # -- promises ---------------------------------------------------------------------------------
+    # -- promises ----------------------------------------------------------------------------------
 
     def _check_promise(self, what: str, shortage: Shortage, ask: Decide) -> None:
         """`will_clear`: after a retire the same request is granted (unless a match pins memory)."""
@@ -349,7 +349,7 @@ class PolicyDriver:
                 last = parts[-1].counts
                 assert whole.last == last, f"plan.last {whole.last}, the last step has {last}"
 
-    # -- invariants -------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Books, backends, page table and model agree."""
