@@ -10,13 +10,13 @@ TORCH := torch==2.13.0
 TESTS ?=
 BENCH ?=
 
-.PHONY: demo test torch lint bench wheel clean
+.PHONY: demo test torch bench wheel clean lint lint-ruff lint-format lint-types lint-imports
 
 ## replay a bundled sample through three policies
 demo: $(VENV)/installed
 	$(BIN)/vtsim replay traces/samples/multi-turn.json
 
-## the whole test suite (TESTS="-k word tests/unit" for a part)
+## the whole test suite (TESTS="-k word tests/unit" for a part, TESTS=-rs for why tests skip)
 test: $(VENV)/dev
 	$(BIN)/python -m pytest $(TESTS)
 
@@ -27,11 +27,19 @@ torch: $(VENV)/dev
 	then $(PIP) install $(TORCH); \
 	else echo "no CPU build of $(TORCH) on this disk: tests that need torch skip"; fi
 
-lint: $(VENV)/dev
+lint: lint-ruff lint-format lint-types lint-imports
+
+lint-ruff: $(VENV)/dev
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+
+lint-format: $(VENV)/dev
+	$(BIN)/ruff format --check --quiet .
+
+lint-types: $(VENV)/dev
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+
+lint-imports: $(VENV)/dev
+	$(BIN)/lint-imports --no-logo
 
 ## CPU-seconds of the engine beside the rate of a bare SimPy loop
 bench: $(VENV)/installed
