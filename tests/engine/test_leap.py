@@ -39,10 +39,9 @@ class CountingVTensor(VTensorPolicy):
 class CountingPaged(PagedPolicy):
     evictions = 0
 
-    def _take(self, blocks: int) -> None:
-        before = self._cached_free
-        super()._take(blocks)
-        self.evictions += before - self._cached_free
+    def teardown(self) -> Any:
+        self.evictions = self._store.evicted
+        return super().teardown()
 
 
 def vtensor(**parameters: Any) -> Callable[[bool], VTensorPolicy]:
