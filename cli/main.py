@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 import vtsim
-from vtsim.cli import explain, gpus, models, policies, replay
+from vtsim.cli import calibrate, doctor, explain, gpus, models, policies, replay
 from vtsim.cli.state import State
 from vtsim.errors import VtsimError
 
@@ -38,6 +38,8 @@ app.command("explain")(explain.explain)
 app.command("policies")(policies.policies)
 app.command("models")(models.models)
 app.command("gpus")(gpus.gpus)
+app.command("doctor")(doctor.doctor)
+app.add_typer(calibrate.app, name="calibrate")
 if importlib.util.find_spec("vtsim.cli.trace") is not None:
     from vtsim.cli.trace import app as trace_app
 

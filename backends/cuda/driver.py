@@ -50,7 +50,8 @@ class CudaDriver:
             raise ConfigError(f"no CUDA device {ordinal}: {error}") from None
         except Exception as error:  # the bindings find no libcuda: their own error types
             raise ConfigError(
-                f"no NVIDIA driver ({str(error).splitlines()[0]}): {INSTALL_HINT}"
+                f"no NVIDIA driver ({str(error).splitlines()[0]}): {INSTALL_HINT}; "
+                "simulated memory needs neither"
             ) from None
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
         self.set_current()
@@ -138,6 +139,10 @@ class CudaDriver:
         grant.location = self._location()
         grant.flags = flags
         return grant
+
+    def grants(self, access: Access) -> list[Any]:
+        """What `cuMemSetAccess` wants to be given, for bare loops over the bindings."""
+        return self._grants[access]
 
     # -- virtual memory management ----------------------------------------------------------------
 

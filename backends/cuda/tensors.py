@@ -36,7 +36,7 @@ class KVShape:
     @property
     def head_bytes(self) -> int:
         """K or V of one token in one layer."""
-        return self.kv_heads * self.head_dim * self.dtype.itemsize
+        return self.kv_heads * self.head_dim * int(self.dtype.itemsize)
 
     def layout(self, name: str, chunk_bytes: int, max_tokens: int) -> KVLayout:
         """The layout of that name. Raises ConfigError if there is none."""
