@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from vtsim.errors import BackendError
+from vtsim.memory.eviction import ORACLES, Knowledge, Work
+from vtsim.memory.foresight import Foresight
 from vtsim.plan import NO_MATCH, NOTHING, Keep, Match, MemoryUsage, Plan, Shortage
 from vtsim.ports import Batch, DeviceInfo, Headroom
 from vtsim.request import Sequence
@@ -40,11 +42,25 @@ class Policy:
         self.placement = placement
         self.kv: KVLayout
         self.limit_bytes = 0
+        self.known = Knowledge()
+        """What eviction orders other than lru ask for (`vtsim.memory.eviction`)."""
 
     # -- what it is -------------------------------------------------------------------------------
 
     def parameters(self) -> dict[str, object]:
         return asdict(self.options)
+
+    def learn(self, model: ModelSpec, tp: int, foresight: Foresight | None) -> None:
+        """Before `setup`: what recomputing costs, and, for oracles only, what the trace will ask
+        for (None: that is not known)."""
+        known = self.known.foresight if foresight is None else foresight
+        self.known = Knowledge(Work.of(model, tp), known)
+
+    @property
+    def oracle(self) -> str:
+        """How the policy knows the future, for results to say; "" if it does not."""
+        rule = getattr(self.options, "evict", "")
+        return f"evict={rule}" if rule in ORACLES else ""
 
     def kv_layout(self, model: ModelSpec, tp: int, max_model_len: int) -> KVLayout:
         """How this policy lays a sequence's KV cache out; `setup` is given the result."""
