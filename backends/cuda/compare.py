@@ -12,7 +12,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from vtsim.backends.transaction import Place
 from vtsim.plan import KINDS, OpKind, Plan
@@ -110,6 +110,10 @@ class Witness:
 
     def close(self) -> None:
         self.backend.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What only some backends offer: abandon, check_limit, report."""
+        return getattr(self.backend, name)
 
     def _look(self, plan: Plan, step: int, receipt: Receipt) -> None:
         trail = self.trail

@@ -162,9 +162,6 @@ def test_an_interrupt_leaves_nothing_behind(api: FakeCuda) -> None:
                 raise KeyboardInterrupt
             return super().execute(plan, step)
 
-        def abandon(self) -> None:
-            self.backend.abandon()  # type: ignore[attr-defined]
-
     driver = CudaDriver(api=api)
     with pytest.raises(KeyboardInterrupt):
         replay(
