@@ -36,6 +36,8 @@ class Policy:
     grain_tokens: int = 1
     fenced: ClassVar[bool] = True
     """False: memory is reused in stream order only, so nothing waits for `retire`."""
+    refusals_last: ClassVar[bool] = True
+    """False: a first chunk that is refused may be granted after steps that `headroom` promised."""
 
     def __init__(self, parameters: Any = None, *, placement: bool = False) -> None:
         self.options = self.parameters_type() if parameters is None else parameters

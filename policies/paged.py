@@ -9,6 +9,7 @@ computed while another copy is cached serves no later hit here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from vtsim.errors import ConfigError, InvariantError
 from vtsim.memory.blocks import BlockStore, CachedRun
@@ -21,8 +22,8 @@ from vtsim.plan import (
     Keep,
     Match,
     MemoryUsage,
-    OpKind,
     Operation,
+    OpKind,
     Phase,
     Plan,
     Shortage,
@@ -59,6 +60,8 @@ class Table:
     private: int
     tokens: int
     """While its prompt is incomplete; then `Growth` counts."""
+    sure: int = 0
+    """Tokens before the prompt chunk granted last."""
 
 
 class PagedPolicy(Policy):
@@ -69,20 +72,29 @@ class PagedPolicy(Policy):
     parameters_type = PagedParameters
     kernels = ("flash_paged", "paged_v2")
     fenced = False
-    options: PagedParameters
+    caches_chunks: ClassVar[bool] = False
+    """True: what a chunk of a prompt computes is found by others at once, not when all is done."""
+    options: Any
+
+    def _sizes(self) -> tuple[int, int]:
+        """Tokens a block, and a measured number of blocks (0: derive it from the limit)."""
+        return self.options.block, self.options.num_gpu_blocks
+
+    def _open_store(self, blocks: int, block: int) -> BlockStore:
+        order = make_order(self.options.evict, self.known)
+        return BlockStore(blocks, block, order, in_line=not order.leaves_only)
 
     def setup(self, device: DeviceInfo, kv: KVLayout, limit_bytes: int) -> Plan:
         self.kv = kv
         self.limit_bytes = limit_bytes
-        options = self.options
-        block = self._block = self.grain_tokens = options.block
+        block, measured = self._sizes()
+        self._block = self.grain_tokens = block
         self._token_bytes = kv.token_bytes
         self._block_bytes = block * kv.token_bytes
         self.derived_blocks = limit_bytes // self._block_bytes
-        self.blocks = options.num_gpu_blocks or self.derived_blocks
-        order = make_order(options.evict, self.known)
-        self._store = BlockStore(self.blocks, block, order, in_line=not order.leaves_only)
-        self._clairvoyant = options.evict == "belady"
+        self.blocks = measured or self.derived_blocks
+        self._store = self._open_store(self.blocks, block)
+        self._clairvoyant = self.options.evict == "belady"
         self._tables: dict[int, Table] = {}
         self._table_blocks = 0  # of all tables, shared blocks counted by each
         self._prefill_tokens = 0
@@ -147,15 +159,17 @@ class PagedPolicy(Policy):
     def _fill(self, seq: Sequence, tokens: int) -> None:
         """`tokens` more of the prompt will be computed; a complete one is cached and decodes."""
         table = self._tables[seq.index]
+        table.sure = table.tokens
         table.tokens += tokens
         self._prefill_tokens += tokens
-        if table.tokens >= seq.prompt_tokens:
-            if seq.content and self.options.prefix_cache:
-                table.leaf, moved = self._store.keep(
-                    table.leaf, table.cached, seq.content, table.tokens
-                )
-                table.cached += moved
-                table.private -= moved
+        complete = table.tokens >= seq.prompt_tokens
+        if seq.content and self.options.prefix_cache and (complete or self.caches_chunks):
+            table.leaf, moved = self._store.keep(
+                table.leaf, table.cached, seq.content, table.tokens
+            )
+            table.cached += moved
+            table.private -= moved
+        if complete:
             blocks = table.cached + table.private
             self._prefill_tokens -= table.tokens
             self._growth.join(seq.index, table.tokens, blocks, blocks * self._block, seq.order)
@@ -193,7 +207,11 @@ class PagedPolicy(Policy):
             leaf, moved = self._store.keep(leaf, table.cached, content, tokens)
             private -= moved
         self._store.give(private)
-        if leaf.parent is not None:
+        if leaf.parent is None:
+            return NOTHING
+        if keep is Keep.NONE and tokens <= seq.prompt_tokens:
+            self._store.unpin(leaf, table.sure)  # its last chunk may have been granted in vain
+        else:
             self._store.unpin(leaf)
         return NOTHING
 

@@ -69,6 +69,9 @@ class MemoryPolicy(Protocol):
     """Prefixes are served in multiples of so many tokens."""
     fenced: bool
     """False: what `release` gives up is reused in stream order only, and `retire` has no work."""
+    refusals_last: bool
+    """False: steps that `headroom` promises may let a match go whole, whose first chunk alone then
+    fits where both did not: nothing is leapt over while a first chunk waits (admit=chunk)."""
 
     def kv_layout(self, model: ModelSpec, tp: int, max_model_len: int) -> KVLayout: ...
 

@@ -154,6 +154,8 @@ class Engine(Scheduler):
     def _refusals_last(self, following: Step) -> bool:
         """Nobody was admitted, and none will be before something is released or arrives: memory is
         only taken meanwhile."""
+        if self._waiting and not (self._ahead or self.policy.refusals_last):
+            return False
         return not (
             following.prompts or self._prefilling or self._released or self._preempted
         ) and bool(self.batch.decoding)

@@ -65,7 +65,7 @@ class FreeRun:
 class BlockStore:
     """The blocks of one pool, `block` tokens each.
 
-    `whole`: a node of the tree is evicted whole, else from its end, as many blocks as are asked for.
+    `whole`: a node of the tree is evicted whole, else from its end, as many blocks as are asked.
     `in_line`: blocks without content wait in line with the cached ones, in order of falling idle
     (only with an order that takes what has no rank); else they are as good as fresh.
     """
@@ -125,7 +125,7 @@ class BlockStore:
     # -- finding ----------------------------------------------------------------------------------
 
     def find(self, content: tuple[Run, ...], at_most: int) -> tuple[int, list[CachedRun]]:
-        """Tokens of `content` cached in full blocks, up to `at_most`, and the path to them. Pure."""
+        """Tokens of `content` cached in full blocks, up to `at_most`, and their path. Pure."""
         path, depth = self._tree.walk(content)
         depth = min(depth, at_most)
         return depth - depth % self.block, path
@@ -160,8 +160,9 @@ class BlockStore:
                 break
         return leaf
 
-    def unpin(self, leaf: CachedRun) -> None:
-        """A sequence no longer holds the path to `leaf`: its tail falls idle first."""
+    def unpin(self, leaf: CachedRun, sure: int = 1 << 60) -> None:
+        """A sequence no longer holds the path to `leaf`: its tail falls idle first. What it alone
+        holds there beyond its first `sure` tokens may never be computed, and is forgotten."""
         node = leaf
         root = self._tree.root
         order = self._order
@@ -169,6 +170,9 @@ class BlockStore:
             parent: CachedRun = node.parent  # type: ignore[assignment]
             node.live -= 1
             if node.live == 0:
+                if node.end > sure and not node.children:
+                    self.give(node.blocks)
+                    node.blocks = 0
                 if node.blocks:
                     self.idle += node.blocks
                     self.cached_idle += node.blocks

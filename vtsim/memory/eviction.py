@@ -204,7 +204,7 @@ class LeastUsed(Ranked):
 @dataclass(frozen=True, slots=True)
 class Work:
     """Floating-point operations that recomputing a token costs: `fixed` in the weights, `attended`
-    for each token before it. Work, not time: a policy knows no clock, and prefill is bound by it."""
+    for each token before it. Work, not time: a policy knows no clock; prefill is bound by it."""
 
     fixed: int = 1
     attended: int = 0
@@ -221,8 +221,8 @@ class Work:
 
 
 class Cheapest(Ranked):
-    """cost: by the work that a kept byte saves, aged as GreedyDual does it: ranks start from that of
-    the last entry evicted, so what is never asked for falls behind what is."""
+    """cost: by the work that a kept byte saves, aged as GreedyDual does it: ranks start from that
+    of the last entry evicted, so what is never asked for falls behind what is."""
 
     __slots__ = ("_age", "_work")
 

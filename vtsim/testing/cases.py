@@ -14,6 +14,7 @@ from typing import Any, Literal
 from vtsim.backends.sim import SimBackend
 from vtsim.engine.loop import Engine, Limits
 from vtsim.errors import CapacityError
+from vtsim.memory.foresight import Foresight
 from vtsim.memory.journal import Journal
 from vtsim.metrics.recorder import Recorder
 from vtsim.ports import DriverCall, Executor, MemoryPolicy, MemoryTimes
@@ -130,6 +131,8 @@ def run_case(
     limit = case.limit_bytes(kv)
     device = toy_device(limit, kv.slot_bytes * case.slots)
     backend = SimBackend(device, kv, placement=placement, fail_at=fail_at)
+    if hasattr(policy, "learn"):  # an oracle is told the trace
+        policy.learn(toy_model(), 1, Foresight.of(case.trace) if policy.oracle else None)
     served: MemoryPolicy = policy if fail_at is None else journal(policy)
     recorder = Recorder(len(case.trace), device.capacity_bytes, 0, 0, 0, True)
     setup = served.setup(device, kv, limit)
