@@ -40,7 +40,7 @@ def show(label: str, run: dict[str, Any]) -> None:
     """One run in one line."""
     requests, memory = run["requests"], run["memory"]
     print(
-        f"{label:<14}{run['policy']:<9}"
+        f"{label:<16}{run['policy']:<9}"
         f"completed {requests['completed']:>6,}  rejected {requests['rejected']:>4,}  "
         f"preempted {requests['preemptions']:>5,}  "
         f"free mean {memory['mean_bytes']['free'] / GIB:6.2f} GiB  "
