@@ -69,8 +69,8 @@ class PagedPolicy(Policy):
 
     name = "paged"
     summary = "PagedAttention: a static pool of 16-token blocks, hash prefix cache (vLLM v1)"
-    parameters_type = PagedParameters
-    kernels = ("flash_paged", "paged_v2")
+    parameters_type: ClassVar[type] = PagedParameters
+    kernels: ClassVar[tuple[str, ...]] = ("flash_paged", "paged_v2")
     fenced = False
     caches_chunks: ClassVar[bool] = False
     """True: what a chunk of a prompt computes is found by others at once, not when all is done."""

@@ -8,11 +8,8 @@ they are needed or trimmed. All decisions are made on counts of units (one chunk
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
-
-from sortedcontainers import SortedList
 
 from vtsim.errors import ConfigError, InvariantError
 from vtsim.memory.extents import Extent, ExtentTree
@@ -21,6 +18,7 @@ from vtsim.memory.physical import ChunkPool
 from vtsim.memory.placement import Placement
 from vtsim.memory.prefixes import PrefixTree, Record
 from vtsim.memory.radix import join, tokens_of
+from vtsim.memory.slots import AdoptRule, SlotSet
 from vtsim.plan import (
     KINDS,
     NO_MATCH,
@@ -54,7 +52,7 @@ class VTensorParameters:
     release: Literal["unmap", "park"] = "unmap"
     retain: Literal["all", "watermark", "none"] = "all"
     retain_bytes: int | None = None
-    adopt: Literal["best", "newest", "lowest"] = "best"
+    adopt: AdoptRule = "best"
     prefix_cache: bool = True
     tail: Literal["copy", "recompute"] = "copy"
 
@@ -136,12 +134,7 @@ class VTensorPolicy(Policy):
         self._prefixes = PrefixTree()
         self._vset: dict[int, VTensor] = {}  # of running sequences
         self._leaving: list[Leaving] = []
-        self._parked: OrderedDict[int, int] = OrderedDict()  # slot -> units, oldest first
-        self._parked_by_size: SortedList[tuple[int, int]] = SortedList()  # (units, slot)
-        self._parked_units = 0
-        self._slots = kv.slots(device.va_bytes)
-        self._next_slot = 0
-        self._free_slots: list[int] = []
+        self._slots = SlotSet(kv.slots(device.va_bytes), options.adopt)
         self._own_units = 0  # of running and leaving sequences, beyond what they share
         self._shared_units = 0  # of the same, shared ones counted by each
         self._still_tokens = 0  # of prompts in progress and leaving sequences
@@ -154,14 +147,14 @@ class VTensorPolicy(Policy):
             (limit_bytes // 20 if retain is None else retain) // kv.unit_bytes
         )
         self._placed = Placement(kv.arenas, kv.chunk_bytes) if self.placement else None
-        if self._slots < 1:
+        if self._slots.count < 1:
             raise ConfigError(
                 f"one slot of {kv.slot_bytes} B does not fit {device.va_bytes} B of addresses"
             )
         plan = Plan(Phase.SETUP, chunk_bytes=kv.chunk_bytes)
         plan.counts[OpKind.RESERVE] = self._arenas
         if self._placed is not None:
-            self._placed.reserve(OpKind.RESERVE, self._slots * kv.slot_stride_bytes)
+            self._placed.reserve(OpKind.RESERVE, self._slots.count * kv.slot_stride_bytes)
         return self._close(plan)
 
     def _close(self, plan: Plan) -> Plan:
@@ -206,11 +199,10 @@ class VTensorPolicy(Policy):
             if shared:
                 leaf = self._extents.branch(record.payload.leaf, shared)
                 self._extents.hold(leaf)
-        adopted = self._adopt(units) if self._parked and record is None else None
-        if adopted is None:
-            slot, mapped = self._new_slot(plan, record), shared
+        if self._slots.parked and record is None:
+            slot, mapped = self._slots.adopt(units)
         else:
-            slot, mapped = adopted
+            slot, mapped = self._new_slot(plan, record), shared
         vtensor = VTensor(slot, leaf, shared, mapped, 0)
         if record is not None:
             self._share(plan, vtensor, record, match.tokens)
@@ -410,9 +402,7 @@ class VTensorPolicy(Policy):
     def _let_go(self, plan: Plan, vtensor: VTensor) -> None:
         """Park a vTensor as it is, or unmap it and pool its units."""
         if self._parks and not vtensor.shared and vtensor.mapped:
-            self._parked[vtensor.slot] = vtensor.mapped
-            self._parked_by_size.add((vtensor.mapped, vtensor.slot))
-            self._parked_units += vtensor.mapped
+            self._slots.park(vtensor.slot, vtensor.mapped)
             return
         freed = vtensor.mapped - vtensor.shared + self._extents.drop(vtensor.leaf)
         self._unmap_all(plan, vtensor.slot, vtensor.mapped, freed)
@@ -424,7 +414,7 @@ class VTensorPolicy(Policy):
     def _unmap_all(self, plan: Plan, slot: int, units: int, freed: int, due: int = 0) -> None:
         plan.counts[UNMAP] += units * self._arenas
         self._pool.give(freed)
-        self._free_slots.append(slot)
+        self._slots.give(slot)
         if self._placed is not None:
             self._placed.unmap(slot, 0, due)
 
@@ -444,7 +434,7 @@ class VTensorPolicy(Policy):
             self._destroy(plan, min(excess, self._pool.pooled))
 
     def _idle_units(self) -> int:
-        return self._pool.pooled + self._parked_units + self._extents.record_units
+        return self._pool.pooled + self._slots.parked_units + self._extents.record_units
 
     def _destroy(self, plan: Plan, units: int) -> None:
         plan.counts[DESTROY] += units * self._arenas
@@ -454,9 +444,8 @@ class VTensorPolicy(Policy):
 
     def _evict(self, plan: Plan, pinned: Record | None, due: int = 0) -> None:
         """Unmap the oldest parked vTensor, or else the least recently used record."""
-        if self._parked:
-            slot, units = next(iter(self._parked.items()))
-            self._unpark(slot)
+        if self._slots.parked:
+            slot, units = self._slots.oldest()
             self._unmap_all(plan, slot, units, units, due)
             return
         record = self._prefixes.oldest(but=pinned)
@@ -469,41 +458,20 @@ class VTensorPolicy(Policy):
 
     def _slot_shortage(self, pinned: Record | None) -> int:
         """1 if no slot is free nor can be made free."""
-        if self._free_slots or self._next_slot < self._slots or self._parked:
+        if self._slots.any_empty or self._slots.parked:
             return 0
         return 0 if self._prefixes.oldest(but=pinned) is not None else 1
 
     def _new_slot(self, plan: Plan, pinned: Record | None) -> int:
-        if not self._free_slots and self._next_slot == self._slots:
+        if not self._slots.any_empty:
             self._evict(plan, pinned)
-        if self._free_slots:
-            return self._free_slots.pop()
-        self._next_slot += 1
-        return self._next_slot - 1
-
-    def _adopt(self, units: int) -> tuple[int, int]:
-        """The parked vTensor that a create of `units` takes over: (slot, units mapped)."""
-        rule = self.options.adopt
-        if rule == "newest":
-            slot = next(reversed(self._parked))
-        elif rule == "lowest":
-            slot = min(self._parked)
-        else:
-            at = self._parked_by_size.bisect_left((units, -1))
-            slot = self._parked_by_size[min(at, len(self._parked_by_size) - 1)][1]
-        return slot, self._unpark(slot)
-
-    def _unpark(self, slot: int) -> int:
-        units = self._parked.pop(slot)
-        self._parked_by_size.remove((units, slot))
-        self._parked_units -= units
-        return units
+        return self._slots.take()
 
     # -- the rest ---------------------------------------------------------------------------------
 
     def _reach(self) -> int:
         """Units that can be had: pooled, creatable, and all that is idle."""
-        return self._pool.available + self._parked_units + self._extents.record_units
+        return self._pool.available + self._slots.parked_units + self._extents.record_units
 
     def _shortage(self, missing: int) -> Shortage:
         return Shortage(
@@ -535,7 +503,7 @@ class VTensorPolicy(Policy):
             self._own_units * unit_bytes + shared - live,
             extents.record_units * unit_bytes,
             self._pool.pooled * unit_bytes,
-            self._parked_units * unit_bytes,
+            self._slots.parked_units * unit_bytes,
         )
 
     def check_integrity(self) -> None:
@@ -586,14 +554,14 @@ class VTensorPolicy(Policy):
         demand("own-units", own, self._own_units)
         demand("shared-units", shared, self._shared_units)
         demand("still-tokens", still, self._still_tokens)
-        demand("parked-units", sum(self._parked.values()), self._parked_units)
+        parked = self._slots.parked_units
+        demand("parked-units", sum(self._slots.parked.values()), parked)
         demand(
             "each-chunk-is-free-or-mapped",
-            own + live_units + idle_units + self._parked_units + self._pool.pooled,
+            own + live_units + idle_units + parked + self._pool.pooled,
             self._pool.created,
         )
-        slots += len(self._parked) + len(self._free_slots)
-        demand("each-slot-is-free-or-held", slots, self._next_slot)
+        demand("each-slot-is-free-or-held", slots + self._slots.idle, self._slots.used)
         if self._pool.created > self._pool.limit:
             raise InvariantError("within-the-limit", f"{self._pool.created} units created")
         if self._placed is not None:
@@ -618,10 +586,10 @@ class VTensorPolicy(Policy):
         self._leaving.clear()
         self._own_units = self._shared_units = self._still_tokens = 0
         self._leaving_units = self._leaving_mapped = 0
-        while self._parked or self._prefixes.records:
+        while self._slots.parked or self._prefixes.records:
             self._evict(plan, None)
         self._destroy(plan, self._pool.pooled)
         plan.counts[OpKind.FREE] = self._arenas
         if self._placed is not None:
-            self._placed.reserve(OpKind.FREE, self._slots * self.kv.slot_stride_bytes)
+            self._placed.reserve(OpKind.FREE, self._slots.count * self.kv.slot_stride_bytes)
         return self._close(plan)
