@@ -21,6 +21,7 @@ from vtsim.backends.sim import CostModel, VmmTimes, device_info
 from vtsim.budget import Budget, plan_budget
 from vtsim.engine.loop import Engine, Limits
 from vtsim.errors import CapacityError, ConfigError
+from vtsim.memory.foresight import Foresight
 from vtsim.memory.journal import Journal
 from vtsim.metrics.progress import Progress, ReportingRecorder
 from vtsim.metrics.recorder import Recorder
@@ -245,11 +246,16 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
     """One policy through the trace, on a device of its own."""
     trace, gpu, budget, opts = replay.trace, replay.gpu, replay.budget, replay.options
     policy = choice.policy(choice.parameters, placement=opts.placement)
+    oracle = str(getattr(policy, "oracle", ""))
+    if hasattr(policy, "learn"):
+        policy.learn(replay.model, replay.tp, Foresight.of(trace) if oracle else None)
     real = opts.memory != "sim"
     if real or opts.fail_at is not None:  # a plan may be refused, and must then be undone
         policy = Journal(policy)
     kv = policy.kv_layout(replay.model, replay.tp, replay.max_model_len)
-    info = device_info(gpu)
+    # Handles under the card's own granularity are vAttention's: only the simulator has its driver.
+    patched = not real and kv.chunk_bytes < gpu.granularity_bytes
+    info = device_info(gpu, patched_pages=patched)
     kernel = replay.kernels[choice.label]
     times = VmmTimes(gpu, kv.chunk_bytes, opts.seed if opts.vmm_tail else None)
     recorder = _recorder(replay, choice.label, progress)
@@ -285,6 +291,8 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         recorder.work(setup.phase, setup.counts, busy)
         Engine(trace, policy, backend, executor, times, recorder, limits).run()
     details = dict(getattr(policy, "details", dict)())
+    if oracle:
+        details["oracle"] = oracle
     if hasattr(backend, "report"):
         details["device"] = backend.report()
     return PolicyRun(

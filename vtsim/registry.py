@@ -98,6 +98,7 @@ POLICIES = Registry(
         "native": "vtsim.policies.native:NativePolicy",
         "paged": "vtsim.policies.paged:PagedPolicy",
         "vtensor": "vtsim.policies.vtensor:VTensorPolicy",
+        "vattention": "vtsim.policies.vattention:VAttentionPolicy",
         "radix": "vtsim.policies.radix:RadixPolicy",
     },
 )
