@@ -48,6 +48,8 @@ class PagedParameters:
     def __post_init__(self) -> None:
         if self.block < 1:
             raise ConfigError(f"paged.block: must be >= 1, got {self.block}")
+        if self.num_gpu_blocks < 0:
+            raise ConfigError(f"paged.num_gpu_blocks: must be >= 0, got {self.num_gpu_blocks}")
 
 
 @dataclass(slots=True)
@@ -93,6 +95,7 @@ class PagedPolicy(Policy):
         self._block_bytes = block * kv.token_bytes
         self.derived_blocks = limit_bytes // self._block_bytes
         self.blocks = measured or self.derived_blocks
+        self._details = {"derived_blocks": self.derived_blocks, "blocks": self.blocks}
         self._store = self._open_store(self.blocks, block)
         self._clairvoyant = self.options.evict == "belady"
         self._tables: dict[int, Table] = {}
@@ -100,6 +103,10 @@ class PagedPolicy(Policy):
         self._prefill_tokens = 0
         self._growth = Growth(block, ((0, 1),), self._units)
         return self._pool_plan(Phase.SETUP, OpKind.ALLOCATE)
+
+    def details(self) -> dict[str, object]:
+        """The pool's size as derived from the limit, and as it was; they differ where measured."""
+        return dict(self._details)
 
     def _pool_plan(self, phase: Phase, kind: OpKind) -> Plan:
         plan = Plan(phase, allocation_bytes=self.blocks * self._block_bytes)
@@ -260,4 +267,5 @@ class PagedPolicy(Policy):
         self.blocks = 0
         self._store = BlockStore(0, self._block, make_order("lru", self.known))
         self._tables.clear()
+        self._table_blocks = self._prefill_tokens = 0
         return plan

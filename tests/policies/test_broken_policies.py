@@ -77,8 +77,8 @@ class TouchingMatch(VTensorPolicy):
 @caught("tokens, prompt - 1 is")
 class GreedyMatch(PagedPolicy):
     def match(self, seq: Any) -> Match:
-        path, depth = self._tree.walk(seq.content)
-        return Match(min(depth, seq.prompt_tokens), path)
+        tokens, path = self._store.find(seq.content, seq.prompt_tokens)
+        return Match(tokens, path)
 
 
 @caught("tokens that nobody has computed")

@@ -243,16 +243,21 @@ def test_teardown_gives_the_pool_back_whatever_runs() -> None:
     assert world.log[-1] == "deallocate 0 40 B"
 
 
+def forget_cached(store: Any) -> None:
+    """Idle content drops out of the eviction order."""
+    store._order.discard(next(node for node in store._tree if not node.live and node.blocks))
+
+
 @pytest.mark.parametrize(
     ("invariant", "harm"),
     [
         ("table-covers-its-path", lambda p: setattr(p._tables[0], "cached", 9)),
-        ("live-count", lambda p: setattr(next(iter(p._tree)), "live", 7)),
+        ("live-count", lambda p: setattr(next(iter(p._store._tree)), "live", 7)),
         ("node-holds-its-blocks", lambda p: setattr(p._tables[0].leaf, "length", 99)),
-        ("idle-content-is-free", lambda p: p._free.clear()),
-        ("free-count", lambda p: setattr(p, "_free_blocks", 9)),
-        ("cached-count", lambda p: setattr(p, "_cached_free", 9)),
-        ("each-block-is-free-or-held", lambda p: setattr(p, "_fresh", 9)),
+        ("idle-content-is-in-the-order", lambda p: forget_cached(p._store)),
+        ("idle-count", lambda p: setattr(p._store, "idle", 9)),
+        ("cached-count", lambda p: setattr(p._store, "cached_idle", 9)),
+        ("each-block-is-free-or-held", lambda p: setattr(p._store, "fresh", 9)),
     ],
 )
 def test_check_integrity_names_what_is_broken(invariant: str, harm: Any) -> None:
