@@ -7,7 +7,7 @@ must not know what a driver is made of, nor any time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -52,18 +52,22 @@ class Driver(Protocol):
 
     def execute(self, operation: Operation) -> None: ...
 
+    def flush(self) -> None:
+        """Do what `execute` has put off; called behind the last operation of a plan."""
+        ...
+
+
+Write = Callable[[Sequence[Operation]], None]
+"""Is told operations that were done, in order."""
+
 
 def run_plan(
-    driver: Driver,
-    plan: Plan,
-    fails: int,
-    capacity_bytes: int,
-    write: Callable[[Operation], None],
+    driver: Driver, plan: Plan, fails: int, capacity_bytes: int, write: Write
 ) -> Receipt:
     """Execute a plan's operations in order; what fails midway is undone, newest first.
 
     `fails` is the operation that an injected failure stops at, -1 for none. `capacity_bytes` is the
-    room that undoing may use, whoever holds it now. `write` is told each call that returned.
+    room that undoing may use, whoever holds it now. `write` is told what was done and undone.
     Raises what the driver raises, but for OutOfMemory, with the state as before the plan; and
     UndoFailed.
     """
@@ -77,41 +81,44 @@ def run_plan(
                 _undo(driver, plan, done, capacity_bytes, write)
                 return injected(plan, done)
             driver.execute(operation)
-            write(operation)
+        done = len(operations)
+        driver.flush()
     except OutOfMemory as error:
         _undo(driver, plan, done, capacity_bytes, write)
         # What the whole plan lacks, as counting says; a plan that gives back later may lack
         # nothing as a whole, only at this call.
         short = before + plan.bytes_taken - driver.available_bytes
         return Receipt(
-            False, short_bytes=short if short > 0 else error.short_bytes, failed_call=done
+            False,
+            short_bytes=short if short > 0 else error.short_bytes,
+            failed_call=min(done, len(operations) - 1),
         )
     except Exception:
         _undo(driver, plan, done, capacity_bytes, write)
         raise
+    write(operations)
     return Receipt(True, calls=len(operations))
 
 
-def _undo(
-    driver: Driver,
-    plan: Plan,
-    done: int,
-    capacity_bytes: int,
-    write: Callable[[Operation], None],
-) -> None:
+def _undo(driver: Driver, plan: Plan, done: int, capacity_bytes: int, write: Write) -> None:
     """Undo the plan's first `done` operations, newest first, whatever room is left now."""
+    operations = plan.operations[:done]
+    write(operations)
     room, driver.available_bytes = driver.available_bytes, capacity_bytes
+    undone: list[Operation] = []
     try:
-        for operation in reversed(plan.operations[:done]):
+        for operation in reversed(operations):
             kind = INVERSE.get(operation.kind)
             if kind is not None:
                 inverse = replace(operation, kind=kind)
                 driver.execute(inverse)
-                write(inverse)
+                undone.append(inverse)
+        driver.flush()
     except Exception as error:
         raise UndoFailed(f"undoing a {plan.phase.name} plan failed: {error}") from error
     finally:
         driver.available_bytes = room
+        write(undone)
 
 
 def injected(plan: Plan, call: int) -> Receipt:

@@ -7,7 +7,7 @@ calls: so a policy's run here and there can be compared call by call. Compute ma
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -211,9 +211,9 @@ class CudaBackend:
         except CudaDriverError:
             self._broken = str(error)
 
-    def _write(self, step: int, phase: int, operation: Operation) -> None:
+    def _write(self, step: int, phase: int, operations: Sequence[Operation]) -> None:
         if self._keep_log:
-            self._log.append(DriverCall(step + operation.due, phase, operation))
+            self._log.extend([DriverCall(step + op.due, phase, op) for op in operations])
 
     # -- kernels ----------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
 """A strict fake of `cuda.bindings.driver`: the functions vtsim calls, same names, same tuples.
 
 It keeps the driver's books and refuses what a card refuses (`tests/cuda/test_driver_rules.py` runs
-every rule on both), and it is stricter in one thing: `leaks()` names all that was not given back.
+every rule on both). It is stricter where a card lets faults pass (driver 580): it refuses to unmap
+what is not mapped and to map across the end of a reservation, and `leaks()` names what was not
+given back.
 It runs out of memory at a set size and fails the k-th call on request. Kernels are what a test
 launches with `launch`: they wait, and then read or write their ranges, as late as a real one would.
 """
@@ -327,7 +329,7 @@ class FakeCuda(StreamCalls):
             return (INVALID,)
         if size <= 0 or size % self.granularity_bytes or address % self.granularity_bytes:
             return (INVALID,)
-        if offset or size > handle_books.nbytes:
+        if offset:
             return (INVALID,)
         if size != handle_books.nbytes:
             return (CUresult.CUDA_ERROR_NOT_SUPPORTED,)
@@ -456,15 +458,15 @@ class FakeCuda(StreamCalls):
     def _transfer(
         self, stream: int, reads: tuple[int, int] | None, writes: tuple[int, int] | None, run: Any
     ) -> Result:
-        """A copy or fill on a stream; device ranges without access break the context."""
+        """A copy or fill on a stream. A device range without access is refused; one that loses it
+        before the stream gets there breaks the context."""
         if not self._has_context():
             return (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
         if not self.streams.known(stream):
             return (CUresult.CUDA_ERROR_INVALID_HANDLE,)
-        for place in (reads, writes):
-            if place is not None and self._find(place[0]) is None:
-                if not self._accessible(*place, write=False):
-                    return (INVALID,)
+        for place, write in ((reads, False), (writes, True)):
+            if place is not None and not self._accessible(*place, write=write):
+                return (INVALID,)
 
         def body() -> None:
             readable = reads is None or self._accessible(*reads, write=False)

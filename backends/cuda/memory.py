@@ -13,7 +13,7 @@ from contextlib import suppress
 from vtsim.backends.cuda.driver import CudaDriver, DeviceOutOfMemory
 from vtsim.backends.cuda.fence import Fence
 from vtsim.backends.cuda.moves import Mover
-from vtsim.backends.cuda.owners import Allocation, Handle, Mapping, Reservation
+from vtsim.backends.cuda.owners import Allocation, Handle, Mapping, Reservation, grant
 from vtsim.backends.transaction import OutOfMemory, Place, broken
 from vtsim.errors import CudaDriverError, InvariantError
 from vtsim.plan import Operation, OpKind
@@ -62,6 +62,8 @@ class CudaMemory:
         self._reservations: dict[int, Reservation] = {}
         self._handles: dict[int, Handle] = {}
         self._mapped: dict[Place, Mapping] = {}
+        self._ungranted: dict[int, None] = {}
+        """Addresses mapped since `flush`, in order."""
         self._allocations: dict[int, Allocation] = {}
         table: dict[OpKind, Callable[[Operation], None]] = {
             OpKind.RESERVE: self._reserve,
@@ -88,6 +90,16 @@ class CudaMemory:
             self._calls[operation.kind](operation)
         except DeviceOutOfMemory:
             raise OutOfMemory(operation.nbytes) from None
+
+    def flush(self) -> None:
+        """Grant access to what was mapped since the last time. Raises as `execute` does."""
+        if self._ungranted:
+            addresses = list(self._ungranted)
+            self._ungranted.clear()
+            try:
+                grant(self.driver, addresses, self._chunk_bytes)
+            except DeviceOutOfMemory:
+                raise OutOfMemory(self._chunk_bytes) from None
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -162,6 +174,7 @@ class CudaMemory:
             for owner in owners:
                 with suppress(CudaDriverError, InvariantError):
                     owner.close()
+        self._ungranted.clear()
         for books in (self._mapped, self._handles, self._allocations, self._reservations):
             books.clear()
         self.bytes_in_use = 0
@@ -232,7 +245,9 @@ class CudaMemory:
             raise broken("driver-map", op, f"chunk {there.handle.name} is mapped there")
         offset = slot * self._stride + index * self._chunk_bytes
         mapping = self._mapped[place] = Mapping(reservation, offset, handle)
+        self._ungranted[mapping.address] = None
         if self.poison and handle.mappings == 1:
+            self.flush()
             self.moves.fill(mapping.address, 0xFF, handle.nbytes)
 
     def _unmap(self, op: Operation) -> None:
@@ -247,8 +262,11 @@ class CudaMemory:
             self.fence.wait(slot_use(op.slot))
         if self.moves.busy:
             self.moves.finish()
+        address = there.address
         there.close()
         del self._mapped[place]
+        if self._ungranted:
+            self._ungranted.pop(address, None)
 
     def _check_slot(self, invariant: str, op: Operation, slot: int) -> Reservation:
         """The reservation in which the slot lies."""
@@ -289,6 +307,7 @@ class CudaMemory:
         Returns the address of the first.
         """
         reservation = self._check_slot("driver-access", op, slot)
+        self.flush()
         end = op.offset + op.nbytes
         if op.offset < 0 or op.nbytes <= 0 or end > self._stride:
             raise broken("driver-size", op, f"a slot has {self._stride} B")

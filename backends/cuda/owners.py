@@ -8,6 +8,7 @@ refuse it. They must not know plans, chunks' names or slots.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from vtsim.backends.cuda.driver import CudaDriver
@@ -68,20 +69,13 @@ class Handle:
 
 
 class Mapping:
-    """A handle, whole, at an address inside a reservation; readable and writable by the device."""
+    """A handle, whole, at an address inside a reservation. Nobody may touch it before `grant`."""
 
     __slots__ = ("address", "handle", "reservation")
 
     def __init__(self, reservation: Reservation, offset: int, handle: Handle) -> None:
-        driver, nbytes = reservation.driver, handle.nbytes
-        address = reservation.address + offset
-        driver.map(address, nbytes, handle.value)
-        try:
-            driver.set_access(address, nbytes)
-        except BaseException:
-            driver.unmap(address, nbytes)
-            raise
-        self.address = address
+        self.address = address = reservation.address + offset
+        reservation.driver.map(address, handle.nbytes, handle.value)
         self.handle = handle
         self.reservation = reservation
         handle.mappings += 1
@@ -95,6 +89,22 @@ class Mapping:
         self.address = 0
         handle.mappings -= 1
         reservation.mappings -= 1
+
+
+def grant(driver: CudaDriver, addresses: Iterable[int], nbytes: int) -> None:
+    """Let the device read and write mappings of `nbytes` each; neighbours in one call.
+
+    A call over n handles takes n times as long as over one (FACTS), but the memory thread takes and
+    gives up Python's lock once instead of n times, which the launching thread feels.
+    """
+    ordered = sorted(addresses)
+    start = end = ordered[0]
+    for address in ordered:
+        if address != end:
+            driver.set_access(start, end - start)
+            start = address
+        end = address + nbytes
+    driver.set_access(start, end - start)
 
 
 class Allocation:

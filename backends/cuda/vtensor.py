@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import Literal
 
 import torch
+from sortedcontainers import SortedList
 
 from vtsim.backends.cuda.backend import CudaBackend
 from vtsim.backends.cuda.books import Books
@@ -118,6 +119,7 @@ class VTensorPool:
             self._free_slots = list(range(slots - 1, -1, -1))
             self._live: dict[int, VTensor] = {}
             self._parked: OrderedDict[int, tuple[int, int]] = OrderedDict()  # slot: units, guards
+            self._parked_sizes: SortedList[tuple[int, int]] = SortedList()  # (units, slot)
             self._swaps = 0
             self._arena_bytes = (slots + 1) * self.kv.slot_stride_bytes
             self._execute(Phase.SETUP, self._books.reserve(OpKind.RESERVE, self._arena_bytes))
@@ -299,6 +301,7 @@ class VTensorPool:
         self.protect(vtensor)
         if park and vtensor.units and self._books.owned_alone(slot):
             self._parked[slot] = (vtensor.units, vtensor.guards)
+            self._parked_sizes.add((vtensor.units, slot))
         else:
             self._unmap(vtensor)
             self._free_slots.append(slot)
@@ -312,6 +315,7 @@ class VTensorPool:
 
     def _unpark(self) -> None:
         slot, (units, guards) = self._parked.popitem(last=False)
+        self._parked_sizes.remove((units, slot))
         idle = VTensor(self, slot)
         idle.units, idle.guards = units, guards
         self._unmap(idle)
@@ -320,16 +324,13 @@ class VTensorPool:
     def _adopt(self, units: int) -> VTensor | None:
         """The parked vTensor that fits `units` best: the smallest that holds them, else the
         largest. No driver call is made."""
-        best, best_units = -1, 0
-        for slot, (held, _) in self._parked.items():
-            fits, best_fits = held >= units, best_units >= units
-            better = held < best_units if fits and best_fits else held > best_units
-            if best < 0 or (fits and not best_fits) or (fits == best_fits and better):
-                best, best_units = slot, held
-        if best < 0:
+        sizes = self._parked_sizes
+        if not sizes:
             return None
-        vtensor = VTensor(self, best)
-        vtensor.units, vtensor.guards = self._parked.pop(best)
+        slot = sizes[min(sizes.bisect_left((units, -1)), len(sizes) - 1)][1]
+        vtensor = VTensor(self, slot)
+        vtensor.units, vtensor.guards = self._parked.pop(slot)
+        sizes.remove((vtensor.units, slot))
         return vtensor
 
     def _take_slot(self) -> int:

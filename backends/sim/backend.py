@@ -8,7 +8,7 @@ costs is `VmmTimes`' business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from vtsim.backends.sim.driver import SimDriver
@@ -179,6 +179,7 @@ class SimBackend:
             receipt = self._done[calls] = Receipt(True, calls=calls)
         return receipt
 
-    def _write(self, step: int, plan: Plan, operation: Operation) -> None:
+    def _write(self, step: int, plan: Plan, operations: Sequence[Operation]) -> None:
         if self._keep_log:
-            self._log.append(DriverCall(step + operation.due, plan.phase, operation))
+            phase = plan.phase
+            self._log.extend([DriverCall(step + op.due, phase, op) for op in operations])

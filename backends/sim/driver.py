@@ -64,6 +64,9 @@ class SimDriver:
         """One call. Raises InvariantError or OutOfMemory, and has then changed nothing."""
         self._calls[operation.kind](operation)
 
+    def flush(self) -> None:
+        """Nothing is ever put off here."""
+
     def page_table(self) -> dict[Place, int]:
         """Place -> chunk, a copy."""
         return dict(self._mapped)

@@ -49,7 +49,7 @@ def memory(traces: Path) -> Report:
             "nvml_less_accounted": nvml() - used - accounted,
         })  # fmt: skip
     backend.abandon()
-    report["free_bytes_after"] = backend.driver.api.cuMemGetInfo()[1]
+    report["free_bytes_after"] = torch.cuda.mem_get_info()[0]
     report["left_bytes"] = free - report["free_bytes_after"]
     driver = one_arena(16)
     for size in (13 * G, 113 * G):

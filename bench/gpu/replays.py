@@ -147,7 +147,8 @@ def tasks(folder: Path, only: str, skip: str) -> list[dict[str, Any]]:
             for memory, limit in (("plenty", None), ("half", need // 2)):
                 made.append({"memory": memory, "limit_bytes": limit, "fail_at": None})
                 made[-1] |= {"trace": trace, "policy": policy, "need_bytes": need}
-        failing = dict(made[-1], policy="vtensor token_major 2 MiB")
+        chunk = 16 if trace == "mooncake" else 2
+        failing = dict(made[-1], policy=f"vtensor token_major {chunk} MiB")
         made += [dict(failing, fail_at=call) for call in calls_to_fail(folder, failing)]
     for task in made:
         fails = "" if task["fail_at"] is None else f" fail {task['fail_at']}"

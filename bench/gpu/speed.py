@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
+from typing import Any
 
 from common import M, Report, chunk_operations, one_arena, plan_of, spread_of
+
+from vtsim.plan import Operation, OpKind
 
 
 def speed(traces: Path) -> Report:
     """map+access through the backend beside a bare loop; adopting a parked vTensor; the fence."""
     from vtsim.backends.cuda.measure import Spread, map_rate
-    from vtsim.plan import OpKind
 
     count = 2048
     backend = one_arena(count)
@@ -80,59 +85,126 @@ def _adoption() -> Report:
     return spread_of(Spread.of(seconds))
 
 
-def launches(traces: Path) -> Report:
-    """What a thread that launches kernels pays while the memory thread maps."""
-    import torch
+RATES = (0, 1000, 5000, 12_000)
 
-    from vtsim.plan import Operation, OpKind
+
+def launches(traces: Path) -> Report:
+    """What a thread that launches kernels pays while the memory thread maps: behind one vTensor, as
+    a prompt does, or one chunk in each of many, as decoding does; and beside it a thread that does
+    the same with the bare bindings, which is the driver's and Python's own price."""
+    import torch
 
     x = torch.zeros(256, device="cuda")
     torch.cuda.synchronize()
-    count = 60_000
-    backend = one_arena(count)
+    backend = one_arena(2 * 20_000)
     create = Operation(OpKind.CREATE, chunk=0, nbytes=2 * M)
     assert backend.execute(plan_of([create], 2 * M), 0).done
     report: Report = {}
-    for round_number in range(2):
-        for rate in (0, 1000, 5000, 12_000):
-            done, launched, in_launches, tickets = 0, 0, 0.0, []
-            begin = time.perf_counter()
-            while (now := time.perf_counter()) - begin < 1.5:
-                owed = int((now - begin) * rate) - done
-                if owed > 0:  # one chunk at ever new indices: aliases need no memory
-                    operations = [
-                        Operation(OpKind.MAP, chunk=0, slot=0, arena=0, index=n, nbytes=2 * M)
-                        for n in range(done, done + owed)
-                    ]
-                    tickets.append(backend.submit(plan_of(operations), 0))
-                    done += owed
-                start = time.perf_counter()
-                for _ in range(200):
-                    x.add_(1)
-                in_launches += time.perf_counter() - start
-                launched += 200
-                if launched % 4000 == 0:
-                    torch.cuda.synchronize()
+    loads = {"contiguous": _through(backend, 1), "scattered": _through(backend, 2)}
+    loads["bare thread"] = _bare(backend.driver)
+    for name, load in loads.items():
+        found: dict[int, list[float]] = {rate: [] for rate in RATES}
+        for _ in range(3):
+            for rate in RATES:
+                found[rate].append(_launching(x, rate, load))
+        idle = median(found[0])
+        report[name] = {
+            f"{rate}/s": {
+                "us_per_launch": [round(us, 2) for us in rounds],
+                "slowdown": round(median(rounds) / idle - 1, 3),
+            }
+            for rate, rounds in found.items()
+        }
+    backend.abandon()
+    report["ok"] = report["contiguous"]["5000/s"]["slowdown"] < 0.1
+    return report
+
+
+def _launching(x: Any, rate: int, load: Any) -> float:
+    """Microseconds a launch in a second of launching, `load` being asked for `rate` maps/s."""
+    import torch
+
+    done, launched, in_launches = 0, 0, 0.0
+    ask, end = load(rate)
+    begin = time.perf_counter()
+    while (now := time.perf_counter()) - begin < 1.0:
+        owed = int((now - begin) * rate) - done
+        if owed > 0:
+            ask(owed)
+            done += owed
+        start = time.perf_counter()
+        for _ in range(200):
+            x.add_(1)
+        in_launches += time.perf_counter() - start
+        launched += 200
+        if launched % 4000 == 0:
+            torch.cuda.synchronize()
+    end()
+    return in_launches / launched * 1e6
+
+
+def _through(backend: Any, spread: int) -> Any:
+    """A load on the backend: one chunk at ever new places, `spread` chunks apart (aliases need no
+    memory)."""
+
+    def load(rate: int) -> tuple[Any, Any]:
+        operations: list[Any] = []
+        tickets: list[int] = []
+
+        def ask(owed: int) -> None:
+            at = len(operations)
+            new = [
+                Operation(OpKind.MAP, chunk=0, slot=0, arena=0, index=spread * n, nbytes=2 * M)
+                for n in range(at, at + owed)
+            ]
+            operations.extend(new)
+            tickets.append(backend.submit(plan_of(new), 0))
+
+        def end() -> None:
             for ticket in tickets:
                 backend.settle(ticket)
-            key = f"{rate}/s round {round_number}"
-            report[key] = {
-                "us_per_launch": in_launches / launched * 1e6,
-                "maps": done,
-                "map_us": backend.wall_s,
-            }
-            if done:
-                gone = [
-                    Operation(OpKind.UNMAP, chunk=0, slot=0, arena=0, index=n, nbytes=2 * M)
-                    for n in range(done)
-                ]
+            gone = [replace(op, kind=OpKind.UNMAP) for op in operations]
+            if gone:
                 backend.execute(plan_of(gone), 0)
-    backend.abandon()
-    for rate in (1000, 5000, 12_000):
-        loads = [report[f"{rate}/s round {n}"]["us_per_launch"] for n in range(2)]
-        idle = [report[f"0/s round {n}"]["us_per_launch"] for n in range(2)]
-        report[f"slowdown at {rate}/s"] = median(loads) / median(idle) - 1
-    return report
+
+        return ask, end
+
+    return load
+
+
+def _bare(driver: Any) -> Any:
+    """The same with cuMemMap and cuMemSetAccess in a plain thread."""
+
+    def load(rate: int) -> tuple[Any, Any]:
+        space = 20_000 * 2 * M
+        address, handle = driver.reserve(space), driver.create(2 * M)
+        jobs: SimpleQueue[int] = SimpleQueue()
+        api, grants = driver.api, driver.grants("readwrite")
+        mapped = [0]
+
+        def work() -> None:
+            driver.set_current()
+            while owed := jobs.get():
+                for _ in range(owed):
+                    place = address + mapped[0] * 2 * M
+                    api.cuMemMap(place, 2 * M, 0, handle, 0)
+                    api.cuMemSetAccess(place, 2 * M, grants, 1)
+                    mapped[0] += 1
+
+        thread = threading.Thread(target=work)
+        thread.start()
+
+        def end() -> None:
+            jobs.put(0)
+            thread.join()
+            if mapped[0]:
+                driver.unmap(address, mapped[0] * 2 * M)
+            driver.release(handle)
+            driver.free_addresses(address, space)
+
+        return jobs.put, end
+
+    return load
 
 
 def scaling(traces: Path) -> Report:

@@ -252,7 +252,7 @@ class TestMemory:
 
     def test_a_refused_map_is_taken_back(self) -> None:
         """Page tables can run out, too: the k-th map is refused."""
-        for failing in range(5, 11):
+        for failing in range(5, 10):
             api = FakeCuda(backed=True, refuse={failing: 2})
             driver = CudaDriver(api=api)
             pool = VTensorPool(SHAPE, 6000, slots=4, driver=driver)
