@@ -30,7 +30,16 @@ GIB = 1 << 30
 def run(arguments: list[str], folder: str, **environment: str) -> bytes:
     """The JSON that `vtsim replay ARGUMENTS` writes, run in `folder`."""
     out = Path(folder) / "out.json"
-    command = [sys.executable, "-m", "vtsim.cli.main", "replay", *arguments, "-q", "--json", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "vtsim.cli.main",
+        "replay",
+        *arguments,
+        "-q",
+        "--json",
+        str(out),
+    ]
     path = {"PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=folder, env={**os.environ, **path, **environment}, check=True)
     return out.read_bytes()
@@ -63,7 +72,9 @@ def azure() -> None:
         show("azure", outcome)
         answered = outcome["requests"]["completed"] + outcome["requests"]["rejected"]
         assert answered == document["trace"]["requests"], "a request was not answered"
-    print(f"azure         JSON {sha256(first).hexdigest()[:16]}, identical again: {first == second}")
+    print(
+        f"azure         JSON {sha256(first).hexdigest()[:16]}, identical again: {first == second}"
+    )
     assert first == second
 
 

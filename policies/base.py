@@ -36,6 +36,8 @@ class Policy:
     grain_tokens: int = 1
     fenced: ClassVar[bool] = True
     """False: memory is reused in stream order only, so nothing waits for `retire`."""
+    contiguous: ClassVar[bool] = True
+    """False: a sequence's KV is not in a slot of its own, but in blocks anywhere."""
     refusals_last: ClassVar[bool] = True
     """False: a first chunk that is refused may be granted after steps that `headroom` promised."""
 
@@ -100,7 +102,10 @@ class Policy:
 
     def rollback(self, plan: Plan) -> None:
         """`vtsim.memory.journal.Journal` does this for any policy; alone, none needs to."""
-        raise BackendError(f"the {self.name} policy runs without a journal: nothing can be undone")
+        raise BackendError(
+            f"the device refused a plan of the {self.name} policy: it takes more than its limit "
+            "leaves, and runs without a journal to undo that"
+        )
 
     def select_victim(self, batch: Batch) -> Sequence | None:
         """The newest of the least urgent."""

@@ -6,7 +6,7 @@ What serving systems did before PagedAttention: a request reserves the longest i
 from __future__ import annotations
 
 from vtsim.errors import InvariantError
-from vtsim.plan import NOTHING, Keep, Match, MemoryUsage, OpKind, Operation, Phase, Plan, Shortage
+from vtsim.plan import NOTHING, Keep, Match, MemoryUsage, Operation, OpKind, Phase, Plan, Shortage
 from vtsim.policies.base import Policy
 from vtsim.ports import Batch, DeviceInfo, Headroom
 from vtsim.request import Sequence
@@ -59,7 +59,7 @@ class NativePolicy(Policy):
         return NOTHING
 
     def _settle(self, seq: Sequence) -> None:
-        """A complete prompt decodes from the next step on: keep its length relative to the clock."""
+        """A complete prompt decodes from the next step on; its length is kept less the clock."""
         if self._lengths[seq.index] >= seq.prompt_tokens:
             self._lengths[seq.index] -= self._clock
             self._decoding[seq.index] = True

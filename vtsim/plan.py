@@ -141,7 +141,7 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A prefix found in memory: `tokens` of the prompt need no computing. `handle` is the policy's."""
+    """A prefix in memory: `tokens` of the prompt need no computing. `handle` is the policy's."""
 
     tokens: int = 0
     handle: Any = None

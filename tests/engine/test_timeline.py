@@ -17,9 +17,17 @@ from vtsim.policies.vtensor import VTensorParameters, VTensorPolicy
 from vtsim.testing import Ask, Case, Ran, ToyExecutor, ToyTimes, make_trace, run_case
 from vtsim.testing.conformance import assert_equal_runs
 
-FREE = ToyTimes(**dict.fromkeys(
-    ("reserve", "free", "create", "destroy", "map", "unmap", "allocate", "deallocate",
-     "copied_byte"), 0))  # fmt: skip
+FREE = ToyTimes(
+    reserve=0,
+    free=0,
+    create=0,
+    destroy=0,
+    map=0,
+    unmap=0,
+    allocate=0,
+    deallocate=0,
+    copied_byte=0,
+)
 """Memory work that takes no time."""
 
 BY_TOKENS = ToyExecutor(100, 10, 0, 1, 0)

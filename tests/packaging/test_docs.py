@@ -1,4 +1,4 @@
-"""The documentation holds: links lead somewhere, names exist, examples run, tables are what is printed."""
+"""The documentation holds: links lead somewhere, names exist, examples run, tables are printed."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_memory_comes_back_when_its_step_has_ended() -> None:
     first, second = world.admit(2), world.admit(3)
     assert world.release(first) is NOTHING
     refusal = world.create(world.ask(1))
-    assert refusal == Shortage(EACH, pending_bytes=EACH) and refusal.will_clear  # type: ignore[union-attr]
+    assert refusal == Shortage(EACH, pending_bytes=EACH) and refusal.will_clear
     assert world.policy.usage().kv_live == 5 * MIB
     assert world.policy.retire(0) is NOTHING
     assert counts(world.retire()) == {"deallocate": 1}
@@ -64,7 +64,7 @@ def test_memory_comes_back_when_its_step_has_ended() -> None:
 
 def test_what_cannot_fit_alone_has_nothing_pending() -> None:
     refusal = hand(EACH - 1).create(hand().ask(1))
-    assert refusal == Shortage(1) and not refusal.will_clear  # type: ignore[union-attr]
+    assert refusal == Shortage(1) and not refusal.will_clear
 
 
 def test_the_limit_must_cover_what_is_reserved() -> None:

@@ -24,7 +24,8 @@ def hand(blocks: int = 10, **parameters: Any) -> Hand:
 
 def known(world: Hand, *content: Run) -> int:
     """Tokens that a long prompt of this content would find."""
-    return world.policy.match(world.ask(60, *content)).tokens
+    tokens: int = world.policy.match(world.ask(60, *content)).tokens
+    return tokens
 
 
 # -- blocks ----------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def test_nothing_is_reused_before_its_kernels_have_ended() -> None:
     assert world.policy.usage() == MemoryUsage(kv_live=5, kv_slack=3)
     refusal = world.create(world.ask(6))
     assert refusal == Shortage(8, 0, pending_bytes=8, pending_slots=1)
-    assert refusal.will_clear  # type: ignore[union-attr]
+    assert refusal.will_clear
     assert world.policy.retire(0) is NOTHING
     assert counts(world.retire()) == {"unmap": 2}
     assert world.policy.usage() == MemoryUsage(kv_pooled=8)
@@ -251,7 +251,7 @@ def test_nothing_is_recorded_of_what_has_no_name_or_is_not_to_be_kept() -> None:
         world.end(world.admit(8, *seq_content), keep)
         assert world.policy.usage() == MemoryUsage(kv_pooled=8)
     for parameters in ({"prefix_cache": False}, {"retain": "none"}):
-        world = hand(**parameters)  # type: ignore[arg-type]
+        world = hand(**parameters)
         world.end(world.admit(8, (0, 8)))
         assert world.policy.usage().kv_prefix == 0
         assert world.policy.match(world.ask(9, (0, 9))) is NO_MATCH

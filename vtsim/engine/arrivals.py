@@ -10,9 +10,8 @@ import heapq
 
 from vtsim.request import NO_ARRIVAL, Tick, Trace
 
-
-NEVER: Tick = 1 << 62
-"""Later than any arrival."""
+NEVER: Tick = 1 << 100
+"""Later than any time that a run may reach."""
 
 
 class Arrivals:

@@ -17,13 +17,16 @@ from vtsim.engine.arrivals import NEVER
 from vtsim.engine.pace import span, steps_until
 from vtsim.engine.scheduler import Scheduler
 from vtsim.engine.state import Limits, Step
-from vtsim.errors import VtsimError
+from vtsim.errors import InvariantError, VtsimError
 from vtsim.metrics.recorder import Recorder
 from vtsim.plan import NOTHING, Plan
 from vtsim.ports import Affine, Executor, MemoryBackend, MemoryPolicy, MemoryTimes, StepShape
 from vtsim.request import Tick, Trace
 
 __all__ = ["Engine", "Limits"]
+
+LATEST: Tick = (1 << 63) - 1
+"""Times are recorded in 64 bits: 106 days."""
 
 
 class Engine(Scheduler):
@@ -70,6 +73,12 @@ class Engine(Scheduler):
                 self.recorder.sample(now, usage, free_bytes)
             if wake < 0:
                 break
+            if wake > LATEST:
+                raise VtsimError(
+                    f"the run would pass {LATEST / 1e12:,.0f} s, the end of 64-bit picoseconds, "
+                    f"with {len(self.trace) - self.answered} requests to go: "
+                    "arrivals or waits lie too far apart"
+                )
             if wake > now:
                 yield env.timeout(wake - now)
         stranded = self.arrivals.stranded()
@@ -179,7 +188,11 @@ class Engine(Scheduler):
     def _grant(self, steps: int, end: Tick, cost: Tick, affine: Affine) -> tuple[Step, Tick]:
         """Decide the next `steps` steps at once; returns the last and the time of its launch."""
         plan = self.policy.extend(self.batch, steps)
-        assert isinstance(plan, Plan), "headroom promised what extend refused"
+        if not isinstance(plan, Plan):
+            raise InvariantError(
+                "headroom-is-kept",
+                f"the {self.policy.name} policy promised {steps} steps and refused them",
+            )
         first, slope = affine.first, affine.slope
         if plan is not NOTHING:
             self.execute(plan)
@@ -217,7 +230,13 @@ class Engine(Scheduler):
             if end >= coming:
                 return 0
             steps = 2 + steps_until(coming - end, affine.first, affine.slope, steps - 2)
-        steps, peak, retire_later = self.policy.headroom(self.batch, steps)
+        at_most = steps
+        steps, peak, retire_later = self.policy.headroom(self.batch, at_most)
+        if steps > at_most:
+            raise InvariantError(
+                "headroom-is-bounded",
+                f"the {self.policy.name} policy answered {steps} steps to at most {at_most}",
+            )
         if steps <= 1:
             return 0
         if self._released and (steps == 2 or not retire_later):
@@ -236,5 +255,5 @@ class Engine(Scheduler):
         return finishing[0][0]
 
     def _quiet_at(self, launch: Tick) -> bool:
-        """At the launch of the step just decided nobody will have arrived, and it finishes nobody."""
+        """At the launch of the step just decided nobody will have arrived; it finishes nobody."""
         return self.arrivals.next_at > launch and self._next_finish() != self.step + 1

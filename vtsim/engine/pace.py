@@ -15,7 +15,7 @@ def span(first: Tick, slope: Tick, start: int, steps: int) -> Tick:
 
 
 def steps_until(gap: Tick, first: Tick, slope: Tick, at_most: int) -> int:
-    """The most steps, from step 0 on and up to `at_most`, that end before `gap` ticks have passed."""
+    """The most steps, from step 0 on and up to `at_most`, that end before `gap` ticks are over."""
     if gap <= 0 or at_most <= 0:
         return 0
     if at_most * first + slope * (at_most * (at_most - 1) // 2) < gap:

@@ -55,6 +55,7 @@ class Scheduler:
         """With lookahead 0: plans to submit at the launch they serve."""
         self.eventful = False
         """Something has happened that the memory timeline must show."""
+        self.answered = 0
         self._live: dict[int, Live] = {}
         self._waiting: list[tuple[tuple[int, Tick, int], Live]] = []
         self._prefilling: dict[int, Live] = {}
@@ -94,7 +95,7 @@ class Scheduler:
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
     def progress(self, prompts: list[Live], end: Tick) -> None:
-        """What the step now running will have done at `end`: prompts completed, answers finished."""
+        """What the running step will have done at `end`: prompts completed, answers finished."""
         step = self.step
         self._granted = False
         for live in prompts:
@@ -130,13 +131,14 @@ class Scheduler:
         batch = self.batch
         self._granted = self._preempted = False
         while batch.decoding:
-            plan = self.policy.extend(batch)
-            if isinstance(plan, Plan) and (plan := self.submit(plan)) is None:
+            refusal = self._ask(self.policy.extend(batch))
+            if refusal is None:
                 self._kv_tokens += len(batch.decoding)
                 self._granted = True
                 break
-            if not self._make_room(plan, None):
-                return self.stall()
+            if not self._make_room(refusal, None):
+                self.stall()
+                return None
         prompts: list[Live] = []
         budget = self.limits.max_batched_tokens - len(batch.decoding)
         if self._prefilling:
@@ -150,7 +152,9 @@ class Scheduler:
         if decoding:
             self._fruitless = 0
         elif not prompts:
-            return self.stall() if batch.running else None
+            if batch.running:
+                self.stall()
+            return None
         chunks = tuple([(live.chunk, live.prefilled - live.chunk) for live in prompts])
         return Step(prompts, StepShape(decoding, self._kv_tokens, chunks))
 
@@ -159,13 +163,13 @@ class Scheduler:
         seq = live.seq
         tokens = min(budget, seq.prompt_tokens - live.prefilled)
         while tokens > 0 and seq.index in self._prefilling:
-            plan = self.policy.extend_prompt(seq, tokens)
-            if isinstance(plan, Plan) and (plan := self.submit(plan)) is None:
+            refusal = self._ask(self.policy.extend_prompt(seq, tokens))
+            if refusal is None:
                 prompts.append(live)
                 live.chunk = tokens
                 live.prefilled += tokens
                 return tokens
-            if not self._make_room(plan, prompts):
+            if not self._make_room(refusal, prompts):
                 break  # it sits this step out
         return 0
 
@@ -239,7 +243,7 @@ class Scheduler:
         victim = self.policy.select_victim(self.batch)
         if victim is None:
             raise CapacityError(
-                f"the {self.policy.name} policy is {shortage.nbytes} bytes short and names no victim"
+                f"the {self.policy.name} policy is {shortage.nbytes} bytes short, with no victim"
             )
         live = self._live[victim.index]
         alone = len(self.batch.running) == 1
@@ -320,6 +324,7 @@ class Scheduler:
 
     def _answer(self, row: int, at: Tick) -> None:
         del self._live[row]
+        self.answered += 1
         self.arrivals.answered(row, at)
 
     def _explain_hit(self, history: PrefixHistory, seq: Sequence, hit: int) -> None:
@@ -338,6 +343,10 @@ class Scheduler:
             )
 
     # -- plans ------------------------------------------------------------------------------------
+
+    def _ask(self, answer: Plan | Shortage) -> Shortage | None:
+        """What a policy answered: submit its plan, pass its refusal on."""
+        return self.submit(answer) if isinstance(answer, Plan) else answer
 
     def submit(self, plan: Plan) -> Shortage | None:
         """Have the backend execute `plan` and the worker spend its time; None when it is done.

@@ -17,7 +17,7 @@ class Limits:
     max_batched_tokens: int = 8192
     max_model_len: int = 1 << 60
     admit: Literal["prompt", "chunk"] = "prompt"
-    """prompt: a sequence is admitted when its whole prompt would fit now; chunk: its first chunk."""
+    """prompt: who waits is admitted when all its prompt would fit now; chunk: its first chunk."""
     leap: bool = True
     check: bool = False
     """Check every policy invariant after every decision."""

@@ -81,7 +81,7 @@ class RadixTree(Generic[N]):
         return head
 
     def add(self, parent: N, content: tuple[Run, ...]) -> N:
-        """Append `content` below `parent`, a node a run; returns the last. Nothing of it may be there."""
+        """Append `content` below `parent`, a node a run; returns the last. It must be new there."""
         node: N = parent
         for first, length in content:
             assert first not in node.children
