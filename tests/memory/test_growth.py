@@ -32,7 +32,7 @@ class Loop:
     def steps(self, steps: int) -> list[dict[int, int]]:
         """New units by member, for each of the next `steps` steps."""
         tokens, mapped = dict(self.tokens), dict(self.mapped)
-        needs = []
+        needs: list[dict[int, int]] = []
         for _ in range(steps):
             needs.append({})
             for member in tokens:
