@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 TESTS ?=
 BENCH ?=
 
-.PHONY: demo test torch bench wheel clean lint lint-ruff lint-format lint-types lint-imports
+.PHONY: demo test torch bench wheel docs clean lint lint-ruff lint-format lint-types lint-imports
 
 ## replay a bundled sample through three policies
 demo: $(VENV)/installed
@@ -49,6 +49,11 @@ bench: $(VENV)/installed
 wheel: $(VENV)/dev
 	rm -rf dist build
 	$(BIN)/python -m build --quiet
+
+## docs/ as a site in build/site
+docs: $(VENV)/dev
+	$(PIP) install --group docs
+	$(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache
