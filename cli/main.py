@@ -1,109 +1,125 @@
-"""`vtsim`: puts the commands together, and answers errors in one line with exit status 2.
+"""`vtsim`: runs a command, and answers every error in one line.
 
-Ctrl-C ends with 130, a closed pipe quietly, as a shell expects. A traceback is shown with
-`--debug` only.
+Errors end with 2, Ctrl-C with 130, other signals with 128 + their number, a closed pipe quietly, as
+a shell expects. A traceback is shown with `--debug` only. Everything heavy is imported inside the
+guarded part, so that an early Ctrl-C is answered alike.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import signal
 import sys
-import traceback
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
-
-import vtsim
-from vtsim.cli import calibrate, doctor, explain, gpus, models, policies, replay
-from vtsim.cli.state import State
-from vtsim.errors import VtsimError
+from types import FrameType, TracebackType
+from typing import NoReturn
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
-app = typer.Typer(
-    name="vtsim",
-    help="Replay LLM request traces against KV-cache memory policies.",
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("replay")(replay.replay)
-app.command("explain")(explain.explain)
-app.command("policies")(policies.policies)
-app.command("models")(models.models)
-app.command("gpus")(gpus.gpus)
-app.command("doctor")(doctor.doctor)
-app.add_typer(calibrate.app, name="calibrate")
-if importlib.util.find_spec("vtsim.cli.trace") is not None:
-    from vtsim.cli.trace import app as trace_app
 
-    app.add_typer(trace_app, name="trace")
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: unwinds like Ctrl-C, so that nothing half-written stays behind."""
 
-
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"vtsim {vtsim.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    context: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Show the version.", callback=_version, is_eager=True),
-    ] = False,
-) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(USAGE_ERROR)
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. `arguments` default to the process's own."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _terminate)
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated(number)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
-    state = State(debug="--debug" in arguments)
+    debug = "--debug" in arguments
+    if sys.stdout is None:
+        return _fail("standard output is closed", debug, USAGE_ERROR)
     try:
-        status = app(list(arguments), prog_name="vtsim", standalone_mode=False, obj=state)
-        sys.stdout.flush()
+        return _run(list(arguments), debug)
     except SystemExit as closed:  # typer's answer to a closed pipe, already quiet
         return BROKEN_PIPE if closed.code == 1 else int(closed.code or 0)
     except BrokenPipeError:
         _give_up_stdout()
         return BROKEN_PIPE
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail("interrupted", state, INTERRUPTED)
-    except VtsimError as error:
-        return _fail(str(error), state, USAGE_ERROR)
+    except Terminated as terminated:
+        return _fail("terminated", debug, 128 + terminated.number)
+    except KeyboardInterrupt:
+        return _fail("interrupted", debug, INTERRUPTED)
+    except OSError as error:
+        if error.filename is None:  # standard output is all that is written to without a name
+            _give_up_stdout()
+        where = "standard output" if error.filename is None else os.fspath(error.filename)
+        return _fail(f"{where}: {error.strerror or error}", debug, USAGE_ERROR)
     except Exception as error:
-        # typer brings its own click since 0.16: its usage errors are told by what they offer.
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        context = getattr(error, "ctx", None)
-        hint = f" (see '{context.command_path} --help')" if context is not None else ""
-        return _fail(message() + hint, state, USAGE_ERROR)
+        return _fail(_say(error), debug, USAGE_ERROR)
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    from vtsim.cli.app import app
+    from vtsim.cli.state import State
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    status = app(arguments, prog_name="vtsim", standalone_mode=False, obj=State(debug=debug))
+    sys.stdout.flush()
     if status == INTERRUPTED:  # typer has caught it
-        return _fail("interrupted", state, INTERRUPTED)
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
 
-def _fail(message: str, state: State, status: int) -> int:
+def _say(error: Exception) -> str:
+    """What went wrong, for one line."""
+    from vtsim.errors import VtsimError
+
+    if isinstance(error, VtsimError):
+        return str(error)
+    if type(error).__name__ == "Abort":
+        return "interrupted"
+    # typer brings its own click since 0.16: its usage errors are told by what they offer.
+    message = getattr(error, "format_message", None)
+    if message is not None:
+        context = getattr(error, "ctx", None)
+        hint = f" (see '{context.command_path} --help')" if context is not None else ""
+        return str(message()) + hint
+    # Not foreseen: say where. In a plug-in's file, that is where its author has to look.
+    name, line, function = _place(error.__traceback__)
+    words = str(error) or "no message"
+    return f"{name}:{line} in {function}: {type(error).__name__}: {words} (--debug tells more)"
+
+
+def _place(trace: TracebackType | None) -> tuple[str, int, str]:
+    """(file, line, function) of the innermost frame, or of the innermost in a plug-in."""
+    place = ("vtsim", 0, "?")
+    in_plugin = False
+    while trace is not None:
+        frame = trace.tb_frame
+        plugin = str(frame.f_globals.get("__name__", "")).startswith("vtsim_plugin_")
+        if plugin or not in_plugin:
+            code = frame.f_code
+            place = (os.path.basename(code.co_filename), trace.tb_lineno, code.co_name)
+            in_plugin = plugin
+        trace = trace.tb_next
+    return place
+
+
+def _fail(message: str, debug: bool, status: int) -> int:
     """One line on standard error, whatever the message holds."""
-    if state.debug:
+    if debug and sys.exc_info()[0] is not None:
+        import traceback
+
         traceback.print_exc()
-    print("vtsim: " + " ".join(message.split()), file=sys.stderr)
+    if sys.stderr is not None:
+        print("vtsim: " + " ".join(message.split()), file=sys.stderr)
     return status
 
 

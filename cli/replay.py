@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from vtsim.cli.state import Debug
+from vtsim.errors import ConfigError
 from vtsim.options import Admit, Clock, Overflow, ReplayOptions
 from vtsim.quantities import parse_bytes
 from vtsim.registry import parse_settings
@@ -138,6 +140,9 @@ def replay(
 
     if json is not None:
         output.check_file(json)
+        if not output.is_stdout(json) and os.path.exists(json) and os.path.exists(trace):
+            if os.path.samefile(json, trace):
+                raise ConfigError(f"--json {json}: that is the trace itself")
     if out is not None:
         output.check_folder(out)
     elif log:
@@ -186,7 +191,7 @@ def replay(
         result.save_json(json)
     if not quiet:
         for part in table.comparison(result, screen.width, verbose):
-            screen.print(part)
+            screen.print(part, markup=not isinstance(part, str))
 
 
 def _kv_memory(text: str | None) -> int | Literal["unlimited"] | None:

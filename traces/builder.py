@@ -211,7 +211,8 @@ class TraceBuilder:
         else:
             raise TraceFormatError(
                 "states no arrivals; say how requests arrive: --rate N "
-                "[--arrival poisson|gamma|uniform] [--seed N]",
+                "[--arrival poisson|gamma|uniform] [--seed N] "
+                "(`vtsim trace convert IN OUT.json` has these options)",
                 path=self.source.path,
             )
         for row, time in zip(untimed, times, strict=True):

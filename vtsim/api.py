@@ -289,7 +289,10 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
             setup.counts, setup.allocation_bytes, setup.copied_bytes, setup.swapped_bytes
         )
         recorder.work(setup.phase, setup.counts, busy)
-        Engine(trace, policy, backend, executor, times, recorder, limits).run()
+        try:
+            Engine(trace, policy, backend, executor, times, recorder, limits).run()
+        except SystemExit as error:
+            raise ConfigError(f"policy {choice.label!r} called sys.exit({error.code})") from error
     details = dict(getattr(policy, "details", dict)())
     if oracle:
         details["oracle"] = oracle

@@ -25,6 +25,10 @@ _BY_FOLDED = {unit.casefold(): size for unit, size in UNITS.items()}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
+MOST_BYTES = 1 << 62
+"""Byte counts are kept in 64 bits."""
+
+
 def parse_bytes(text: str | int, what: str = "size") -> int:
     """Bytes in `text`: a whole number, or a number with one of `UNITS` (any case).
 
@@ -45,6 +49,8 @@ def parse_bytes(text: str | int, what: str = "size") -> int:
     value = Fraction(number) * scale
     if value.denominator != 1:
         raise ConfigError(f"{what}: {text!r} is not a whole number of bytes")
+    if value > MOST_BYTES:
+        raise ConfigError(f"{what}: {text!r} is more than {MOST_BYTES >> 60} EiB")
     return int(value)
 
 

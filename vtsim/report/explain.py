@@ -46,7 +46,7 @@ def explain(folder: Path, request: str, policy: str | None = None) -> Iterator[s
         policies = [policy]
     rows = requests[requests["request"].astype(str) == request]
     if not len(rows):
-        first = requests["request"].iloc[0]
+        first = str(requests["request"].iloc[0])
         raise ConfigError(f"{folder}: no request {request!r} (the first is {first!r})")
     for number, label in enumerate(policies):
         if number:
@@ -81,7 +81,7 @@ def _story(label: str, row: dict[str, Any], decisions: pd.DataFrame) -> Iterator
     made = list(decisions.itertuples(index=False))
     if made and made[0].time_s > row["arrival_s"] and made[0].decision in ("wait", "admit"):
         queued = format_seconds(made[0].time_s - row["arrival_s"])
-        yield _line(row["arrival_s"], None, f"waited for {queued}: a step ran, or others came first")
+        yield _line(row["arrival_s"], None, f"waited for {queued}: a step ran or others came first")
     for position, decision in enumerate(made):
         following = made[position + 1].time_s if position + 1 < len(made) else None
         yield _line(decision.time_s, decision.step, _words(decision, following, row))

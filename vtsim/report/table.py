@@ -158,12 +158,14 @@ def _operations(result: RunResult) -> tuple[str, tuple[Row, ...]]:
 
 def _table(runs: list[PolicyRun], sections: tuple[tuple[str, tuple[Row, ...]], ...]) -> Table:
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column(sections[0][0], width=LABEL_WIDTH, no_wrap=True, header_style="dim")
     for run in runs:
-        table.add_column(run.label, justify="right", min_width=COLUMN_WIDTH, max_width=COLUMN_WIDTH)
+        label = escape(run.label)
+        table.add_column(label, justify="right", min_width=COLUMN_WIDTH, max_width=COLUMN_WIDTH)
     for number, (title, rows) in enumerate(sections):
         if number:
             table.add_section()
@@ -206,7 +208,16 @@ def _in_words(result: RunResult) -> Iterator[str]:
         rate, base = (run["throughput"]["output_tokens_per_s"] for run in (mine, theirs))
         speed = f", {rate / base:.2f}x the tokens/s" if base else ""
         more = "more" if free >= 0 else "less"
+        done, others = (run["requests"]["completed"] for run in (mine, theirs))
+        if done != others:
+            yield (
+                f"{subject.label} completed {done:,} requests, {other.label} {others:,}: "
+                "their figures do not compare"
+            )
+            continue
+        kernels = f" (kernels differ: {subject.kernel}, {other.kernel})"
+        note = kernels if subject.kernel != other.kernel else ""
         yield (
             f"{subject.label} leaves {format_bytes(abs(free))} {more} free than {other.label} "
-            f"on average{speed}"
+            f"on average{speed}{note}"
         )
