@@ -10,15 +10,20 @@ TORCH := torch==2.13.0
 TESTS ?=
 BENCH ?=
 
-.PHONY: demo test torch bench wheel docs clean lint lint-ruff lint-format lint-types lint-imports
+.PHONY: demo test coverage torch bench wheel docs clean lint lint-ruff lint-format lint-types lint-imports
 
 ## replay a bundled sample through three policies
 demo: $(VENV)/installed
 	$(BIN)/vtsim replay traces/samples/multi-turn.json
 
-## the whole test suite (TESTS="-k word tests/unit" for a part, TESTS=-rs for why tests skip)
+## the whole test suite (TESTS="-k word tests/unit" for a part, TESTS=-rfEs for why tests skip)
 test: $(VENV)/dev
 	$(BIN)/python -m pytest $(TESTS)
+
+## the suite again, with the branches it takes in what decides
+coverage: $(VENV)/dev
+	$(BIN)/python -m pytest --cov --cov-report= $(TESTS)
+	$(BIN)/coverage report --include='vtsim/memory/*,vtsim/engine/*,policies/*,vtsim/policies/*' --fail-under=95
 
 ## torch's CPU build beside it, for the tests that need torch (they skip without), where a wheel of
 ## it lies on this disk: from an index torch is gigabytes of CUDA
