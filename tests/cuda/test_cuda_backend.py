@@ -130,9 +130,7 @@ class TestFailingCalls:
         api = FakeCuda(refuse={4: UNKNOWN, 5: UNKNOWN})
         backend = CudaBackend(INFO, KV, driver=CudaDriver(api=api))
         with pytest.raises(BackendError, match="undoing a EXTEND plan failed: cuMemRelease"):
-            backend.settle(
-                backend.submit(plan_of(reserve(0), create(1), create(2), create(3)), 0)
-            )
+            backend.settle(backend.submit(plan_of(reserve(0), create(1), create(2), create(3)), 0))
         with pytest.raises(BackendError, match="in an unknown state"):
             backend.settle(backend.submit(plan_of(create(9)), 1))
         assert backend.abandon() == {"chunks": 2, "reservations": 1}
@@ -208,7 +206,11 @@ class TestFence:
         source, target = address(memory, 0), address(memory, 1)
         ctypes.memset(source, 1, M)
         end = threading.Event()
-        api.launch(until=end, body=lambda: ctypes.memset(source, 2, M) and None)
+
+        def write() -> None:
+            ctypes.memset(source, 2, M)
+
+        api.launch(until=end, body=write)
         memory.protect(0, [0])
         ticket = memory.submit(plan_of(copy(1, 0, 0, M)), 1)
         time.sleep(0.01)

@@ -222,9 +222,7 @@ class TestSetAccess:
 
 
 class TestRelease:
-    def test_memory_lives_until_the_last_mapping_goes(
-        self, device: CudaDriver, area: int
-    ) -> None:
+    def test_memory_lives_until_the_last_mapping_goes(self, device: CudaDriver, area: int) -> None:
         before, _ = device.memory()
         handle = device.create(4 * G)
         device.map(area, 4 * G, handle)

