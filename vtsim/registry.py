@@ -100,6 +100,7 @@ POLICIES = Registry(
         "vtensor": "vtsim.policies.vtensor:VTensorPolicy",
         "vattention": "vtsim.policies.vattention:VAttentionPolicy",
         "radix": "vtsim.policies.radix:RadixPolicy",
+        "elastic-paged": "vtsim.policies.elastic:ElasticPagedPolicy",
     },
 )
 BACKENDS = Registry(

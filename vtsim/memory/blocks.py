@@ -81,6 +81,7 @@ class BlockStore:
         "evicted",
         "fresh",
         "idle",
+        "live",
     )
 
     def __init__(
@@ -91,6 +92,7 @@ class BlockStore:
         *,
         whole: bool = False,
         in_line: bool = False,
+        kind: type[CachedRun] | None = None,
     ) -> None:
         assert not (in_line and order.leaves_only)
         self.blocks = blocks
@@ -101,12 +103,14 @@ class BlockStore:
         """Blocks that can be had by eviction, those in line included."""
         self.cached_idle = 0
         """Of these, with content."""
+        self.live = 0
+        """Blocks with content that sequences hold."""
         self.evicted = 0
         """Blocks with content that were let go so far."""
         self._order = order
         self._whole = whole
         self._in_line = in_line
-        self._tree: RadixTree[CachedRun] = RadixTree(WholeRun if whole else CachedRun)
+        self._tree: RadixTree[CachedRun] = RadixTree(kind or (WholeRun if whole else CachedRun))
 
     @property
     def available(self) -> int:
@@ -153,6 +157,7 @@ class BlockStore:
                 self._order.discard(node)  # a head just cut off is not in there
                 self.idle -= node.blocks
                 self.cached_idle -= node.blocks
+                self.live += node.blocks
             node.live += 1
             node.uses += 1
             leaf = node
@@ -170,9 +175,9 @@ class BlockStore:
             parent: CachedRun = node.parent  # type: ignore[assignment]
             node.live -= 1
             if node.live == 0:
+                self.live -= node.blocks
                 if node.end > sure and not node.children:
-                    self.give(node.blocks)
-                    node.blocks = 0
+                    self._forget(node)
                 if node.blocks:
                     self.idle += node.blocks
                     self.cached_idle += node.blocks
@@ -212,7 +217,9 @@ class BlockStore:
             node.blocks = node.end // block - node.start // block
             node.live = 1
             node = node.parent  # type: ignore[assignment]
-        return last, end // block - cached
+        moved = end // block - cached
+        self.live += moved
+        return last, moved
 
     def give(self, blocks: int) -> None:
         """A sequence gives up blocks of its own."""
@@ -265,6 +272,11 @@ class BlockStore:
         else:
             self._prune(node)
 
+    def _forget(self, node: CachedRun) -> None:
+        """What a leaf that nobody holds was to hold has no name any more."""
+        self.give(node.blocks)
+        node.blocks = 0
+
     def _split(self, node: CachedRun, at: int) -> CachedRun:
         head = self._tree.split(node, at)
         block = self.block
@@ -291,9 +303,9 @@ class BlockStore:
 
     # -- checking ---------------------------------------------------------------------------------
 
-    def check(self, tables: list[tuple[CachedRun, int]], own: int) -> None:
-        """`tables`: (leaf, cached blocks) of all sequences; `own`: blocks they hold alone. Raises
-        InvariantError where the books do not agree with the tree."""
+    def check(self, tables: list[tuple[CachedRun, int]], own: int | None) -> None:
+        """`tables`: (leaf, cached blocks) of all sequences; `own`: blocks they hold alone (None:
+        the pool is the owner's). Raises InvariantError where books and tree do not agree."""
         lives: dict[CachedRun, int] = {}
         for leaf, cached in tables:
             node, blocks = leaf, 0
@@ -302,8 +314,7 @@ class BlockStore:
                 blocks += node.blocks
                 node = node.parent  # type: ignore[assignment]
             _demand("table-covers-its-path", blocks, cached)
-        held = own
-        cached_idle = 0
+        held = cached_idle = 0
         for node in self._tree:
             _demand("live-count", lives.get(node, 0), node.live)
             full = node.end // self.block - node.start // self.block
@@ -316,7 +327,9 @@ class BlockStore:
         in_line = sum(e.blocks for e in self._order if not isinstance(e, CachedRun))
         _demand("cached-count", cached_idle, self.cached_idle)
         _demand("idle-count", cached_idle + in_line, self.idle)
-        _demand("each-block-is-free-or-held", held + self.available, self.blocks)
+        _demand("held-count", held, self.live)
+        if own is not None:
+            _demand("each-block-is-free-or-held", held + own + self.available, self.blocks)
 
 
 def _demand(invariant: str, seen: object, counted: object) -> None:

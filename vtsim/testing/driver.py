@@ -384,7 +384,9 @@ class PolicyDriver:
         assert victim is None or running.get(victim.index) is victim, "the victim does not run"
 
     def _learn_slot(self, member: Member, plan: Plan) -> None:
-        """Where a sequence's own plan maps is where it lies."""
+        """Where a sequence's own plan maps is where it lies, unless it is in blocks anywhere."""
+        if not getattr(self.placed.policy, "contiguous", True):
+            return
         slots = {op.slot for op in plan.operations if op.kind is OpKind.MAP}
         assert len(slots) <= 1, f"memory for one sequence is mapped in slots {sorted(slots)}"
         for slot in slots:
