@@ -85,7 +85,7 @@ def _adoption() -> Report:
     return spread_of(Spread.of(seconds))
 
 
-RATES = (0, 1000, 5000, 12_000)
+RATES = (1000, 5000, 12_000)
 
 
 def launches(traces: Path) -> Report:
@@ -102,21 +102,21 @@ def launches(traces: Path) -> Report:
     report: Report = {}
     loads = {"contiguous": _through(backend, 1), "scattered": _through(backend, 2)}
     loads["bare thread"] = _bare(backend.driver)
-    for name, load in loads.items():
-        found: dict[int, list[float]] = {rate: [] for rate in RATES}
-        for _ in range(3):
+    idle: list[float] = []
+    found: dict[tuple[str, int], list[float]] = {(n, r): [] for n in loads for r in RATES}
+    for _ in range(4):  # loads take turns: the machine is not the same from second to second
+        for name, load in loads.items():
+            idle.append(_launching(x, 0, load))
             for rate in RATES:
-                found[rate].append(_launching(x, rate, load))
-        idle = median(found[0])
-        report[name] = {
-            f"{rate}/s": {
-                "us_per_launch": [round(us, 2) for us in rounds],
-                "slowdown": round(median(rounds) / idle - 1, 3),
-            }
-            for rate, rounds in found.items()
+                found[name, rate].append(_launching(x, rate, load))
+    report["idle us_per_launch"] = [round(us, 2) for us in idle]
+    for (name, rate), rounds in found.items():
+        report[f"{name}, {rate}/s"] = {
+            "us_per_launch": [round(us, 2) for us in rounds],
+            "slowdown": round(median(rounds) / median(idle) - 1, 3),
         }
     backend.abandon()
-    report["ok"] = report["contiguous"]["5000/s"]["slowdown"] < 0.1
+    report["ok"] = report["contiguous, 5000/s"]["slowdown"] < 0.1
     return report
 
 
@@ -127,7 +127,7 @@ def _launching(x: Any, rate: int, load: Any) -> float:
     done, launched, in_launches = 0, 0, 0.0
     ask, end = load(rate)
     begin = time.perf_counter()
-    while (now := time.perf_counter()) - begin < 1.0:
+    while (now := time.perf_counter()) - begin < 0.8:
         owed = int((now - begin) * rate) - done
         if owed > 0:
             ask(owed)
