@@ -61,9 +61,7 @@ Write = Callable[[Sequence[Operation]], None]
 """Is told operations that were done, in order."""
 
 
-def run_plan(
-    driver: Driver, plan: Plan, fails: int, capacity_bytes: int, write: Write
-) -> Receipt:
+def run_plan(driver: Driver, plan: Plan, fails: int, capacity_bytes: int, write: Write) -> Receipt:
     """Execute a plan's operations in order; what fails midway is undone, newest first.
 
     `fails` is the operation that an injected failure stops at, -1 for none. `capacity_bytes` is the

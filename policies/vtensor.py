@@ -143,9 +143,7 @@ class VTensorPolicy(Policy):
         self._foreseen = (-1, 0), 0  # (changes, steps) of the growth, and their demand
         self._keeps_all = options.retain == "all"
         retain = options.retain_bytes
-        self._retain_units = (
-            (limit_bytes // 20 if retain is None else retain) // kv.unit_bytes
-        )
+        self._retain_units = (limit_bytes // 20 if retain is None else retain) // kv.unit_bytes
         self._placed = Placement(kv.arenas, kv.chunk_bytes) if self.placement else None
         if self._slots.count < 1:
             raise ConfigError(

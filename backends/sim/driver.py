@@ -217,9 +217,7 @@ class SimDriver:
 
     def _deallocate(self, op: Operation) -> None:
         if self._allocations.get(op.chunk) != op.nbytes:
-            raise broken(
-                "driver-allocation", op, f"allocated: {self._allocations.get(op.chunk)} B"
-            )
+            raise broken("driver-allocation", op, f"allocated: {self._allocations.get(op.chunk)} B")
         del self._allocations[op.chunk]
         self.bytes_in_use -= op.nbytes
 

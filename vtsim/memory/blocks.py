@@ -61,7 +61,6 @@ class FreeRun:
         self.blocks = blocks
 
 
-
 class BlockStore:
     """The blocks of one pool, `block` tokens each.
 
