@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vtsim.errors import ConfigError, InvariantError
+from vtsim.memory.eviction import EvictionRule, make_order
 from vtsim.memory.extents import Extent, ExtentTree
 from vtsim.memory.growth import Growth
 from vtsim.memory.physical import ChunkPool
@@ -43,7 +44,8 @@ UNMAP, COPY = int(OpKind.UNMAP), int(OpKind.COPY)
 
 @dataclass(frozen=True, slots=True)
 class VTensorParameters:
-    """`retain_bytes` None is 5 % of the limit. `adopt`: which parked vTensor a create takes."""
+    """`retain_bytes` None is 5 % of the limit. `adopt`: which parked vTensor a create takes.
+    `evict`: which record goes first; `belady` is an oracle."""
 
     layout: Literal["token_major", "kv_split", "per_layer"] = "token_major"
     chunk: int = 2 << 20
@@ -54,6 +56,7 @@ class VTensorParameters:
     retain_bytes: int | None = None
     adopt: AdoptRule = "best"
     prefix_cache: bool = True
+    evict: EvictionRule = "lru"
     tail: Literal["copy", "recompute"] = "copy"
 
     def __post_init__(self) -> None:
@@ -131,7 +134,8 @@ class VTensorPolicy(Policy):
             kv.period_tokens, kv.crossings, kv.units, self._lead_tokens, self.placement
         )
         self._extents = ExtentTree()
-        self._prefixes = PrefixTree()
+        lru = options.evict == "lru"
+        self._prefixes = PrefixTree(None if lru else make_order(options.evict, self.known))
         self._vset: dict[int, VTensor] = {}  # of running sequences
         self._leaving: list[Leaving] = []
         self._slots = SlotSet(kv.slots(device.va_bytes), options.adopt)
@@ -191,6 +195,7 @@ class VTensorPolicy(Policy):
                 len(self._leaving),
             )
         plan = Plan(Phase.CREATE, chunk_bytes=kv.chunk_bytes)
+        self._prefixes.admitted(seq.index)
         leaf = None
         if record is not None:
             self._prefixes.touch(record)

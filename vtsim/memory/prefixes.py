@@ -1,8 +1,8 @@
 """rTree: recorded vTensors, found by the content they hold.
 
 A record is a node of the paper's radix tree: a finished sequence's page table, kept for sequences
-that begin alike. Longest-prefix match, least recently used goes first, and a match keeps the record
-for others. What memory a record holds is its owner's affair.
+that begin alike. Longest-prefix match, least recently used goes first unless another order is
+given, and a match keeps the record for others. What memory a record holds is its owner's affair.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from vtsim.memory.eviction import EvictionOrder
 from vtsim.memory.radix import Node, RadixTree, clip
 from vtsim.request import Run
 
@@ -17,13 +18,29 @@ from vtsim.request import Run
 class Record:
     """A recorded prefix of `tokens` tokens. `payload` is the owner's."""
 
-    __slots__ = ("node", "payload", "serial", "tokens")
+    __slots__ = ("node", "payload", "serial", "tokens", "uses")
 
     def __init__(self, tokens: int, payload: Any, serial: int, node: Passage) -> None:
         self.tokens = tokens
         self.payload = payload
         self.serial = serial  # of its last use: larger is more recent
         self.node = node
+        self.uses = 1
+
+    # What an eviction order asks (`vtsim.memory.eviction.Entry`):
+
+    @property
+    def begins(self) -> int:
+        return 0
+
+    @property
+    def ends(self) -> int:
+        return self.tokens
+
+    @property
+    def address(self) -> int:
+        """Where it parts from the records that it shares its beginning with."""
+        return self.node.first
 
 
 class Passage(Node):
@@ -38,11 +55,12 @@ class Passage(Node):
 
 
 class PrefixTree:
-    """Records by content, in order of use."""
+    """Records by content, in order of use; `order`: the order of their eviction, if another."""
 
-    __slots__ = ("_serial", "_tree", "records")
+    __slots__ = ("_order", "_serial", "_tree", "records")
 
-    def __init__(self) -> None:
+    def __init__(self, order: EvictionOrder[Record] | None = None) -> None:
+        self._order = order
         self._tree: RadixTree[Passage] = RadixTree(Passage)
         self._serial = 0
         self.records: OrderedDict[int, Record] = OrderedDict()
@@ -68,6 +86,8 @@ class PrefixTree:
         if path and depth < parent.end:
             head = self._tree.split(parent, depth - parent.start)
             head.newest = parent.newest
+            if self._order is not None and parent.ends is not None:
+                self._order.changed(parent.ends)
             parent = head
         leaf = self._tree.add(parent, clip(content, depth, tokens))
         self._serial += 1
@@ -75,6 +95,8 @@ class PrefixTree:
         self.records[record.serial] = record
         leaf.ends = record
         self._pass(record)
+        if self._order is not None:
+            self._order.add(record)
         return record
 
     def touch(self, record: Record) -> None:
@@ -84,8 +106,19 @@ class PrefixTree:
         record.serial = self._serial
         self.records[record.serial] = record
         self._pass(record)
+        record.uses += 1
+        if self._order is not None:
+            self._order.add(record)
+
+    def admitted(self, row: int) -> None:
+        """The trace's request `row` has been (for orders that know the trace)."""
+        if self._order is not None:
+            self._order.seen(row)
 
     def remove(self, record: Record) -> None:
+        """`record` is evicted."""
+        if self._order is not None:
+            self._order.evicted(record)
         del self.records[record.serial]
         record.node.ends = None
         node: Passage | None = record.node
@@ -99,7 +132,9 @@ class PrefixTree:
             node = parent
 
     def oldest(self, but: Record | None = None) -> Record | None:
-        """The least recently used record that is not `but`."""
+        """The first record to go that is not `but`: the least recently used, or as `order` says."""
+        if self._order is not None:
+            return self._order.first(but)
         for record in self.records.values():
             if record is not but:
                 return record
