@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from vtsim.errors import BackendError, ConfigError, CudaDriverError
 
-INSTALL_HINT = "pip install cuda-bindings, on a machine with an NVIDIA driver"
+INSTALL_HINT = "pip install cuda-bindings (or vtsim[gpu]), on a machine with an NVIDIA driver"
 Access = Literal["none", "read", "readwrite"]
 
 
