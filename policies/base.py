@@ -37,7 +37,7 @@ class Policy:
     fenced: ClassVar[bool] = True
     """False: memory is reused in stream order only, so nothing waits for `retire`."""
     contiguous: ClassVar[bool] = True
-    """False: a sequence's KV is not in a slot of its own, but in blocks anywhere."""
+    """False: a sequence's KV is not in a slot of an arena, and `slot_of` not to be asked."""
     refusals_last: ClassVar[bool] = True
     """False: a first chunk that is refused may be granted after steps that `headroom` promised."""
 
@@ -106,6 +106,10 @@ class Policy:
             f"the device refused a plan of the {self.name} policy: it takes more than its limit "
             "leaves, and runs without a journal to undo that"
         )
+
+    def slot_of(self, seq: Sequence) -> int:
+        """Where in the arenas a running sequence lies: for what moves its bytes."""
+        raise NotImplementedError
 
     def select_victim(self, batch: Batch) -> Sequence | None:
         """The newest of the least urgent."""

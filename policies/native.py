@@ -21,6 +21,7 @@ class NativePolicy(Policy):
 
     name = "native"
     summary = "one cudaMalloc of max_model_len tokens a request"
+    contiguous = False
 
     def setup(self, device: DeviceInfo, kv: KVLayout, limit_bytes: int) -> Plan:
         self.kv = kv

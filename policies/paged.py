@@ -74,6 +74,7 @@ class PagedPolicy(Policy):
     parameters_type: ClassVar[type] = PagedParameters
     kernels: ClassVar[tuple[str, ...]] = ("flash_paged", "paged_v2")
     fenced = False
+    contiguous = False
     caches_chunks: ClassVar[bool] = False
     """True: what a chunk of a prompt computes is found by others at once, not when all is done."""
     options: Any

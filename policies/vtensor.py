@@ -472,6 +472,9 @@ class VTensorPolicy(Policy):
 
     # -- the rest ---------------------------------------------------------------------------------
 
+    def slot_of(self, seq: Sequence) -> int:
+        return self._vset[seq.index].slot
+
     def _reach(self) -> int:
         """Units that can be had: pooled, creatable, and all that is idle."""
         return self._pool.available + self._slots.parked_units + self._extents.record_units

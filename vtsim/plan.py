@@ -40,6 +40,8 @@ class Phase(IntEnum):
     RETIRE = 4
     LIMIT = 5
     TEARDOWN = 6
+    PREEMPT = 7
+    """A victim's KV goes to host memory."""
 
 
 @dataclass(frozen=True, slots=True)

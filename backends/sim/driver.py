@@ -184,10 +184,16 @@ class SimDriver:
         self._touch(op, op.slot, write=True)
 
     def _swap_out(self, op: Operation) -> None:
-        self._touch(op, op.slot, write=False)
+        if op.slot != -1:
+            self._touch(op, op.slot, write=False)
+        elif op.nbytes <= 0:  # blocks of a pool, wherever they lie
+            raise broken("driver-size", op, "not positive")
 
     def _swap_in(self, op: Operation) -> None:
-        self._touch(op, op.slot, write=True)
+        if op.slot != -1:
+            self._touch(op, op.slot, write=True)
+        elif op.nbytes <= 0:
+            raise broken("driver-size", op, "not positive")
 
     def _touch(self, op: Operation, slot: int, *, write: bool) -> None:
         """Every byte of the operation's range is mapped in `slot`, and may be written."""

@@ -68,6 +68,7 @@ class Scheduler:
         self._fruitless = 0
         self._history = PrefixHistory(policy.grain_tokens) if recorder.decisions else None
         self._fenced = policy.fenced
+        self._keep_victims = Keep.SWAP if limits.preemption == "swap" else Keep.RECORD
         self._late_plans = policy.lookahead == 0
         self._ahead = 1 + policy.lookahead if limits.admit == "prompt" else 0
         self._named = trace.has_hashes or len(trace.session_names) > 0
@@ -247,11 +248,12 @@ class Scheduler:
             )
         live = self._live[victim.index]
         alone = len(self.batch.running) == 1
-        keep = Keep.NONE if alone else Keep.RECORD
+        keep = Keep.NONE if alone else self._keep_victims
         if prompts is not None and live in prompts:
             prompts.remove(live)
             keep = Keep.NONE  # the chunk granted will not be computed
-        if self._granted and victim.index in self.batch.decoding and victim.output_content:
+        granted = self._granted and victim.index in self.batch.decoding
+        if keep is Keep.RECORD and granted and victim.output_content:
             keep = Keep.NONE  # nor will the token
         self._leave(live, keep)
         self.eventful = self._preempted = True
@@ -289,7 +291,7 @@ class Scheduler:
             self._kv_tokens -= seq.prompt_tokens + decoded + self._granted
             live.generated += decoded
             live.finish_step = -1
-        if not seq.content:
+        if keep is Keep.RECORD and not seq.content:
             keep = Keep.NONE
         elif keep is Keep.RECORD and self._history is not None:
             held = live.prefilled + decoded

@@ -18,6 +18,8 @@ class Limits:
     max_model_len: int = 1 << 60
     admit: Literal["prompt", "chunk"] = "prompt"
     """prompt: who waits is admitted when all its prompt would fit now; chunk: its first chunk."""
+    preemption: Literal["recompute", "swap"] = "recompute"
+    """What becomes of a victim's KV; swap: the policy is asked to keep it in host memory."""
     leap: bool = True
     check: bool = False
     """Check every policy invariant after every decision."""

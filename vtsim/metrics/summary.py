@@ -17,7 +17,7 @@ from vtsim.metrics.recorder import SAMPLE_COLUMNS, UNSET, Outcome, Recorder
 from vtsim.plan import OpKind, Phase
 from vtsim.request import NO_ARRIVAL, TICKS_PER_S, IntArray, Tick, Trace
 
-SERVING = (Phase.CREATE, Phase.PREFILL, Phase.EXTEND, Phase.RETIRE, Phase.LIMIT)
+SERVING = tuple(phase for phase in Phase if phase not in (Phase.SETUP, Phase.TEARDOWN))
 """The phases that happen while requests are served; set-up and teardown lie outside the run."""
 
 
