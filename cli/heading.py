@@ -63,7 +63,9 @@ def _facts(replay: Replay) -> Iterator[str]:
         f"options  max_num_seqs {options.max_num_seqs}, max_batched_tokens "
         f"{options.max_batched_tokens}, gpu_memory_utilization {options.gpu_memory_utilization}, "
         f"speed {options.speed}, on_overflow {options.on_overflow}, admit {options.admit}, "
-        f"seed {options.seed}"
+        f"victim {options.victim}, preemption {options.preemption}"
+        + (f" ({format_bytes(options.swap_memory)})" if options.preemption == "swap" else "")
+        + f", seed {options.seed}"
     )
     for number, choice in enumerate(replay.choices):
         shown_parameters = ", ".join(

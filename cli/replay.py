@@ -10,7 +10,7 @@ import typer
 
 from vtsim.cli.state import Debug
 from vtsim.errors import ConfigError
-from vtsim.options import Admit, Clock, Overflow, ReplayOptions
+from vtsim.options import Admit, Clock, Overflow, Preemption, ReplayOptions, Victim
 from vtsim.quantities import parse_bytes
 from vtsim.registry import parse_settings
 
@@ -94,6 +94,16 @@ def replay(
     admit: Annotated[
         Admit, typer.Option(help="Admit a request when this much of it would fit.")
     ] = DEFAULTS.admit,
+    victim: Annotated[
+        Victim,
+        typer.Option(help="Who is preempted when memory runs short; longest-remaining: an oracle."),
+    ] = DEFAULTS.victim,
+    preemption: Annotated[
+        Preemption, typer.Option(help="Compute a victim's KV again, or swap it to host memory.")
+    ] = DEFAULTS.preemption,
+    swap_memory: Annotated[
+        str, typer.Option(metavar="BYTES", help="Host memory for swapped KV, such as 16GiB.")
+    ] = "4GiB",
     seed: Annotated[int, typer.Option(help="Of the VMM tail times.")] = DEFAULTS.seed,
     vmm_tail: Annotated[
         bool, typer.Option("--vmm-tail", help="Draw VMM call times with their tail.")
@@ -168,6 +178,9 @@ def replay(
         block_size=block_size,
         on_overflow=on_overflow,
         admit=admit,
+        victim=victim,
+        preemption=preemption,
+        swap_memory=parse_bytes(swap_memory, "--swap-memory"),
         seed=seed,
         vmm_tail=vmm_tail,
         num_gpu_blocks=num_gpu_blocks,

@@ -21,6 +21,7 @@ from vtsim.backends.sim import CostModel, VmmTimes, device_info
 from vtsim.budget import Budget, plan_budget
 from vtsim.engine.loop import Engine, Limits
 from vtsim.errors import CapacityError, ConfigError
+from vtsim.memory.choices import Chosen
 from vtsim.memory.foresight import Foresight
 from vtsim.memory.journal import Journal
 from vtsim.metrics.progress import Progress, ReportingRecorder
@@ -246,10 +247,12 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
     """One policy through the trace, on a device of its own."""
     trace, gpu, budget, opts = replay.trace, replay.gpu, replay.budget, replay.options
     policy = choice.policy(choice.parameters, placement=opts.placement)
-    oracle = str(getattr(policy, "oracle", ""))
     if hasattr(policy, "learn"):
-        policy.learn(replay.model, replay.tp, Foresight.of(trace) if oracle else None)
+        foresight = Foresight.of(trace) if policy.oracle else None
+        policy.learn(replay.model, replay.tp, foresight)
     real = opts.memory != "sim"
+    policy = _with_choices(replay, choice, policy)
+    oracle = str(getattr(policy, "oracle", ""))
     if real or opts.fail_at is not None:  # a plan may be refused, and must then be undone
         policy = Journal(policy)
     kv = policy.kv_layout(replay.model, replay.tp, replay.max_model_len)
@@ -264,6 +267,7 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         max_batched_tokens=opts.max_batched_tokens,
         max_model_len=replay.max_model_len,
         admit=opts.admit,
+        preemption=opts.preemption,
         leap=not opts.step and opts.fail_at is None,
         check=opts.check,
     )
@@ -316,6 +320,20 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
     )
 
 
+def _with_choices(replay: Replay, choice: PolicyChoice, policy: Any) -> Any:
+    """The policy, with the victims and the preemption that are asked for."""
+    opts = replay.options
+    swaps = opts.preemption == "swap"
+    if opts.victim == "policy" and not swaps:
+        return policy
+    if swaps and opts.memory != "sim" and not getattr(policy, "contiguous", False):
+        raise ConfigError(
+            f"preemption: {choice.label} has no slots to swap on memory={opts.memory!r}: only the "
+            "simulator swaps blocks that lie anywhere"
+        )
+    return Chosen(policy, opts.victim, opts.swap_memory if swaps else None, replay.trace)
+
+
 @contextmanager
 def _given_back(backend: MemoryBackend) -> Iterator[None]:
     """Close the backend; after an error or an interrupt, have a real one give all memory back."""
@@ -354,6 +372,9 @@ def _shown_options(opts: ReplayOptions, budget: Budget) -> dict[str, object]:
         "limit": opts.limit,
         "on_overflow": opts.on_overflow,
         "admit": opts.admit,
+        "victim": opts.victim,
+        "preemption": opts.preemption,
+        "swap_memory": opts.swap_memory if opts.preemption == "swap" else None,
         "vmm_tail": opts.vmm_tail,
         "fail_at": opts.fail_at,
     }

@@ -18,6 +18,14 @@ from vtsim.errors import ConfigError
 Overflow = Literal["reject", "drop", "error"]
 Admit = Literal["prompt", "chunk"]
 Clock = Literal["virtual"]
+Victim = Literal["policy", "newest", "lowest-priority", "smallest-loss", "longest-remaining"]
+"""Who is preempted. policy: whom the policy names (the shipped ones: lowest-priority).
+newest: the one admitted last, whatever its priority. lowest-priority: of the least urgent, the one
+admitted last. smallest-loss: the one with the fewest tokens to compute again. longest-remaining:
+the one with the most output to come (an oracle). Ties go to lowest-priority."""
+Preemption = Literal["recompute", "swap"]
+"""recompute: a victim's tokens are computed again. swap: they wait in host memory, while there is
+room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,12 @@ class ReplayOptions:
     """What becomes of a request whose prompt + output exceed `max_model_len`."""
     admit: Admit = "prompt"
     """A request is admitted when its whole `prompt` would fit now, or its first `chunk` does."""
+    victim: Victim = "policy"
+    """Who gives its memory up when it runs short; `longest-remaining` is an oracle."""
+    preemption: Preemption = "recompute"
+    """What becomes of a victim's KV: computed again, or swapped to host memory and back."""
+    swap_memory: int = 4 << 30
+    """Bytes of host memory for swapped KV, for each GPU; beyond it a victim is recomputed."""
     seed: int = 0
     """Of the VMM tail times, the only randomness there is."""
     vmm_tail: bool = False
@@ -81,13 +95,20 @@ class ReplayOptions:
             value = getattr(self, name)
             if value is not None and not (name == "kv_memory" and value == "unlimited"):
                 _at_least(name, value, 1)
+        _at_least("swap_memory", self.swap_memory, 0)
         for name in ("seed", "fail_at"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 0)
         share = self.gpu_memory_utilization
         if not (isinstance(share, float | int) and math.isfinite(share) and 0 < share <= 1):
             raise ConfigError(f"gpu_memory_utilization: {share!r} is not above 0 and at most 1")
-        for name, allowed in (("on_overflow", Overflow), ("admit", Admit), ("clock", Clock)):
+        for name, allowed in (
+            ("on_overflow", Overflow),
+            ("admit", Admit),
+            ("clock", Clock),
+            ("victim", Victim),
+            ("preemption", Preemption),
+        ):
             value = getattr(self, name)
             if value not in get_args(allowed):
                 known = ", ".join(get_args(allowed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from vtsim.options import Preemption
 from vtsim.ports import StepShape
 from vtsim.request import Sequence, Tick
 
@@ -18,7 +19,7 @@ class Limits:
     max_model_len: int = 1 << 60
     admit: Literal["prompt", "chunk"] = "prompt"
     """prompt: who waits is admitted when all its prompt would fit now; chunk: its first chunk."""
-    preemption: Literal["recompute", "swap"] = "recompute"
+    preemption: Preemption = "recompute"
     """What becomes of a victim's KV; swap: the policy is asked to keep it in host memory."""
     leap: bool = True
     check: bool = False

@@ -10,23 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from vtsim.errors import ConfigError
+from vtsim.options import Victim
 from vtsim.plan import NO_MATCH, NOTHING, Keep, Match, Operation, OpKind, Phase, Plan, Shortage
 from vtsim.ports import Batch, DeviceInfo, MemoryPolicy
 from vtsim.request import Sequence, Trace
 from vtsim.spec import KVLayout
-
-VictimRule = Literal["policy", "newest", "lowest-priority", "smallest-loss", "longest-remaining"]
-"""Who is preempted. policy: whom the policy names (the shipped ones: lowest-priority).
-newest: the one admitted last, whatever its priority. lowest-priority: of the least urgent, the one
-admitted last. smallest-loss: the one with the fewest tokens to compute again. longest-remaining:
-the one with the most output to come (an oracle). Ties go to lowest-priority."""
-
-Preemption = Literal["recompute", "swap"]
-"""recompute: a victim's tokens are computed again. swap: they wait in host memory, while there is
-room."""
 
 ORACLE_VICTIMS = frozenset({"longest-remaining"})
 
@@ -85,7 +76,7 @@ class Chosen:
     def __init__(
         self,
         policy: MemoryPolicy,
-        victim: VictimRule = "policy",
+        victim: Victim = "policy",
         host_bytes: int | None = None,
         trace: Trace | None = None,
     ) -> None:

@@ -151,7 +151,7 @@ def _operations(result: RunResult) -> tuple[str, tuple[Row, ...]]:
     calls = tuple(_shown(kind, _at("vmm", "calls", kind), _count) for kind in used)
     exposed = tuple(
         _shown(f"exposed, {phase}", _at("vmm", "exposed_by_phase_s", phase), format_seconds)
-        for phase in ("create", "prefill", "extend", "retire")
+        for phase in ("create", "prefill", "extend", "retire", "preempt")
     )
     return "operations", calls + exposed
 
