@@ -13,16 +13,26 @@ from vtsim.registry import POLICIES
 from vtsim.testing.conformance import maker
 
 MORE_PARAMETERS: dict[str, list[dict[str, object]]] = {
-    "paged": [{"block": 1}, {"block": 5, "prefix_cache": False}],
+    "paged": [{"block": 1, "evict": "lfu"}, {"block": 5, "prefix_cache": False}, {"evict": "belady"}],
     "vtensor": [
         {"lookahead": 0},
         {"lookahead": 40, "layout": "kv_split", "retain": "watermark"},
-        {"initial_tokens": 7, "layout": "per_layer", "tail": "recompute"},
+        {"initial_tokens": 7, "layout": "per_layer", "tail": "recompute", "evict": "belady"},
         {"release": "park", "adopt": "newest", "initial_tokens": 50, "lookahead": 2},
         {"release": "park", "adopt": "lowest", "retain": "watermark", "lookahead": 0},
-        {"release": "park", "chunk": 1 << 20},
+        {"release": "park", "chunk": 1 << 20, "evict": "lfu"},
         {"retain": "none", "chunk": 16 << 20},
         {"prefix_cache": False, "retain": "watermark", "retain_bytes": 0},
+        {"evict": "cost", "lookahead": 3},
+    ],
+    "vattention": [
+        {"layout": "kv_split", "slots": 40, "eager_slots": 0, "lookahead": 0},
+        {"adopt": "newest", "lookahead": 3},
+    ],
+    "radix": [{"evict": "belady"}],
+    "elastic-paged": [
+        {"block": 5, "place": "oldest", "reserve_low": 0, "reserve_high": 0, "layout": "kv_split"},
+        {"block": 1, "lookahead": 0, "evict": "cost"},
     ],
 }
 """Beside the defaults. A policy not named here is held to everything with its defaults."""
