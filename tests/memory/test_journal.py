@@ -22,7 +22,8 @@ KV = KVLayout("token_major", 1, row_bytes=1, chunk_bytes=4, max_tokens=64)
 
 
 def begun(limit: int = 80) -> Any:
-    served: Any = Journal(VTensorPolicy(VTensorParameters(), placement=True))
+    policy: Any = VTensorPolicy(VTensorParameters(), placement=True)
+    served: Any = Journal(policy)
     served.setup(DeviceInfo("toy", limit, 1, 10_000), KV, limit)
     return served
 
