@@ -1,4 +1,4 @@
-"""Victims and swap, with any policy: leap = step, placement on = off, and the books of host memory."""
+"""Victims and swap, with any policy: leap = step, placement on = off, what host memory holds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_swap_goes_with_any_policy(policy: str) -> None:
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_victims_go_with_any_policy(victim: Victim) -> None:
     assert pressed("vtensor", victim, None, range(20, 28))["preemptions"] > 0
-    assert pressed("paged", victim, 4 * MIB, range(20, 28))["in"] > 0
+    assert pressed("paged", victim, 64 * MIB, range(20, 28))["in"] > 0
 
 
 def test_a_refused_call_is_undone_with_swaps_too() -> None:
@@ -64,7 +64,8 @@ def test_a_refused_call_is_undone_with_swaps_too() -> None:
     case = replace(case, limits=replace(case.limits, preemption="swap"))
 
     def make(placement: bool) -> Any:
-        return Chosen(VTensorPolicy(placement=placement), "policy", 64 * MIB)
+        policy: Any = VTensorPolicy(placement=placement)
+        return Chosen(policy, "policy", 64 * MIB)
 
     assert refuse_each_call(make, case, most=15) >= 15
 
@@ -170,8 +171,9 @@ def test_the_default_is_the_policys_own() -> None:
 
 
 def test_an_oracle_must_be_given_the_trace() -> None:
+    policy: Any = NativePolicy()
     with pytest.raises(ConfigError, match="victim 'longest-remaining' is an oracle"):
-        Chosen(NativePolicy(), "longest-remaining")
+        Chosen(policy, "longest-remaining")
 
 
 # -- whole replays ---------------------------------------------------------------------------------
