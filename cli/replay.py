@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -134,7 +133,7 @@ def replay(
         typer.Option("--json", metavar="FILE", help="Write the JSON document; - is stdout."),
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--out", metavar="DIR", help="Write all tables, as CSV and Parquet."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
@@ -148,14 +147,8 @@ def replay(
     from vtsim.metrics import output
     from vtsim.report import table
 
-    if json is not None:
-        output.check_file(json)
-        if not output.is_stdout(json) and os.path.exists(json) and os.path.exists(trace):
-            if os.path.samefile(json, trace):
-                raise ConfigError(f"--json {json}: that is the trace itself")
-    if out is not None:
-        output.check_folder(out)
-    elif log:
+    _check_targets(trace, json, out)
+    if log and out is None:
         raise typer.BadParameter("--log needs --out DIR to write to")
     replayed = prepare(
         trace,
@@ -205,6 +198,22 @@ def replay(
     if not quiet:
         for part in table.comparison(result, screen.width, verbose):
             screen.print(part, markup=not isinstance(part, str))
+
+
+def _check_targets(trace: str, json: str | None, out: str | None) -> None:
+    """Every place that will be written to, before anything runs."""
+    from vtsim.metrics import output
+    from vtsim.metrics.result import RESULT_FILE
+
+    if json is not None:
+        output.check_file(json)
+        if not output.is_stdout(json) and os.path.exists(json) and os.path.exists(trace):
+            if os.path.samefile(json, trace):
+                raise ConfigError(f"--json {json}: that is the trace itself")
+    if out is not None:
+        output.check_folder(out, RESULT_FILE)
+        if json is not None and os.path.realpath(json) == os.path.realpath(out):
+            raise ConfigError(f"--json and --out are both {out}")
 
 
 def _kv_memory(text: str | None) -> int | Literal["unlimited"] | None:

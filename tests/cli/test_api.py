@@ -69,7 +69,8 @@ def test_a_result_holds_frames_for_every_policy(trace: Trace) -> None:
         categories = timeline.drop(columns="time_s")
         assert (categories.sum(axis=1) == summary["memory"]["capacity_bytes"]).all()
     assert set(result.decisions["decision"]) == {"admit", "finish"}
-    assert result.calls.empty
+    with pytest.raises(ConfigError, match="log=True"):
+        _ = result.calls
 
 
 def test_settings_are_values_or_text(trace: Trace) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vtsim.errors import InvariantError
+from vtsim.errors import ConfigError, InvariantError
 from vtsim.metrics import exact
 from vtsim.metrics.definitions import CATEGORIES, DEFINITIONS
 from vtsim.metrics.recorder import Outcome, Recorder
@@ -355,7 +355,8 @@ def test_frames_agree_with_the_summary() -> None:
     assert (timeline[list(CATEGORIES)].sum(axis=1) == CAPACITY).all()
     decisions = result.decisions
     assert decisions["decision"].tolist() == ["admit", "preempt", "reject", "admit", "readmit"]
-    assert result.calls.empty
+    with pytest.raises(ConfigError, match="log=True"):
+        _ = result.calls
     assert result["vtensor"].longest_free_s(64 * GIB) == 2.0
     with pytest.raises(KeyError, match="there are vtensor"):
         result["paged"]

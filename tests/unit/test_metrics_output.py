@@ -100,10 +100,10 @@ def test_bad_file_paths_are_refused(tmp_path: Path, name: str, words: str) -> No
 def test_bad_folder_paths_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="not a folder"):
-        output.check_folder(tmp_path / "file")
+        output.check_folder(tmp_path / "file", "result.json")
     with pytest.raises(ConfigError, match="no folder"):
-        output.check_folder(tmp_path / "file" / "run")
-    output.check_folder(tmp_path / "a" / "b")
+        output.check_folder(tmp_path / "file" / "run", "result.json")
+    output.check_folder(tmp_path / "a" / "b", "result.json")
     assert not (tmp_path / "a").exists()
 
 
@@ -119,4 +119,26 @@ def test_what_the_user_may_not_write_is_refused(
     with pytest.raises(ConfigError, match="not writable"):
         output.check_file(tmp_path / "new.json")
     with pytest.raises(ConfigError, match="permission denied"):
-        output.check_folder(tmp_path)
+        output.check_folder(tmp_path, "result.json")
+
+
+def test_a_folder_of_other_things_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds files, but no earlier run"):
+        output.check_folder(tmp_path, "result.json")
+    (tmp_path / "result.json").write_text("{}")
+    output.check_folder(tmp_path, "result.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "result.json"]
+
+
+def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "back")
+    (tmp_path / "back").symlink_to(tmp_path / "loop")
+    for bad in ("", f"{tmp_path}/a/", tmp_path / ("a" * 300), tmp_path / "loop", "/dev/fd/777"):
+        with pytest.raises(ConfigError, match="cannot write"):
+            output.check_file(bad)
+    for bad in ("", "/", tmp_path / ("a" * 300), tmp_path / "loop", tmp_path / "loop" / "x"):
+        with pytest.raises(ConfigError, match="cannot write"):
+            output.check_folder(bad, "result.json")
+    output.check_file(tmp_path / ("a" * 250))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "loop"]

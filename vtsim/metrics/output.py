@@ -37,29 +37,52 @@ def is_stdout(path: str | Path) -> bool:
 
 
 def check_file(path: str | Path) -> None:
-    """Raises `ConfigError` if `path` cannot be written. Writes nothing."""
-    if _descriptor(path) is not None:
-        return
-    target = _real(path)
-    if target.is_dir():
-        raise ConfigError(f"cannot write {path}: it is a folder")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise ConfigError(f"cannot write {path}: permission denied")
-    if not _in_place(target):
-        _check_parent(path, target.parent)
+    """Raises `ConfigError` if `path` cannot be written. Leaves nothing behind."""
+    descriptor = _descriptor(path)
+    text = os.fspath(path)
+    try:
+        if descriptor is not None:
+            os.fstat(descriptor)
+            return
+        if not text or text.endswith(os.sep):
+            raise ConfigError(f"cannot write {text!r}: that is no file's name")
+        target = _real(path)
+        if target.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a folder")
+        if target.exists() and not os.access(target, os.W_OK):
+            raise ConfigError(f"cannot write {path}: permission denied")
+        if not _in_place(target):
+            _check_parent(path, target.parent)
+            _try_out(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def check_folder(path: str | Path) -> None:
-    """Raises `ConfigError` if `path` can neither be made nor be written into. Makes nothing."""
+def check_folder(path: str | Path, mark: str) -> None:
+    """Raises `ConfigError` if `path` can neither be made nor be written into, or holds files
+    but not `mark`, which tells that they are an earlier run's. Leaves nothing behind."""
     target = _real(path)
-    if target.exists() and not target.is_dir():
-        raise ConfigError(f"cannot write into {path}: it is not a folder")
-    if target.exists() and not os.access(target, os.W_OK | os.X_OK):
-        raise ConfigError(f"cannot write into {path}: permission denied")
-    parent = target.parent
-    while not parent.exists():
-        parent = parent.parent
-    _check_parent(path, parent)
+    if not os.fspath(path) or target == target.parent:
+        raise ConfigError(f"cannot write into {os.fspath(path)!r}: name a folder of its own")
+    try:
+        if os.path.lexists(target) and not target.exists():
+            raise ConfigError(f"cannot write into {path}: too many levels of symbolic links")
+        if target.exists():
+            if not target.is_dir():
+                raise ConfigError(f"cannot write into {path}: it is not a folder")
+            if not os.access(target, os.W_OK | os.X_OK):
+                raise ConfigError(f"cannot write into {path}: permission denied")
+            if not (target / mark).is_file() and any(target.iterdir()):
+                raise ConfigError(
+                    f"cannot write into {path}: it holds files, but no earlier run ({mark})"
+                )
+        parent, name = target.parent, target.name
+        while not os.path.lexists(parent):
+            parent, name = parent.parent, parent.name
+        _check_parent(path, parent)
+        _try_out(parent / name)
+    except OSError as error:
+        raise ConfigError(f"cannot write into {path}: {error.strerror or error}") from error
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -133,7 +156,16 @@ def _in_place(target: Path) -> bool:
 
 
 def _aside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{os.getpid()}.part")
+    # Cut, so that it is no longer than any name may be, where the target's own is not.
+    return target.with_name(f".{target.name[:50]}.{os.getpid()}.part")
+
+
+def _try_out(target: Path) -> None:
+    """Make what would be written aside, and take it away: some folders (/proc) only look right."""
+    aside = _aside(target)
+    with _removed_on_failure(aside):
+        aside.mkdir()
+    aside.rmdir()
 
 
 def _check_parent(path: str | Path, parent: Path) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vtsim.errors import ConfigError
 from vtsim.metrics import exact, frames, output
 from vtsim.metrics.definitions import as_json
 from vtsim.metrics.recorder import Recorder
@@ -56,6 +57,9 @@ class PolicyRun:
     driver_calls: tuple[DriverCall, ...] | None = None
     """With `log` on: every memory operation in order."""
 
+    def __repr__(self) -> str:
+        return f"<PolicyRun {self.label}: {self.trace.name}, {len(self.trace):,} requests>"
+
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The measured numbers, as in the JSON."""
@@ -90,8 +94,10 @@ class PolicyRun:
 
     @cached_property
     def calls(self) -> pd.DataFrame:
-        """One row a memory operation; empty unless the replay kept a log."""
-        return frames.call_frame(self.driver_calls or ())
+        """One row a memory operation. `ConfigError` unless the replay kept a log."""
+        if self.driver_calls is None:
+            raise ConfigError("calls: no memory operation was kept; replay with log=True")
+        return frames.call_frame(self.driver_calls)
 
     @cached_property
     def decisions(self) -> pd.DataFrame:
@@ -122,6 +128,13 @@ class RunResult:
     ideal_hits: IntArray | None = None
     """As `PolicyRun.ideal_hits`: it depends on the trace only."""
 
+    def __repr__(self) -> str:
+        labels = ", ".join(run.label for run in self.runs)
+        return (
+            f"<RunResult: {self.trace.name}, {len(self.trace):,} requests, "
+            f"{self.model} on {self.gpu}: {labels}>"
+        )
+
     def __getitem__(self, label: str) -> PolicyRun:
         """The run of a policy, by its label (its name, unless it was given another)."""
         for run in self.runs:
@@ -141,7 +154,7 @@ class RunResult:
 
     @property
     def calls(self) -> pd.DataFrame:
-        """All runs' memory operations, a `policy` column first."""
+        """All runs' memory operations, a `policy` column first. `ConfigError` without a log."""
         return self._joined("calls")
 
     @property
@@ -202,8 +215,10 @@ class RunResult:
     def save(self, folder: str | Path) -> None:
         """Write the JSON document and the tables, each as CSV and Parquet, into `folder`.
 
-        Tables of an earlier run there are replaced or removed; other files stay.
+        Tables of an earlier run there are replaced or removed; other files stay. A folder that
+        holds files but no earlier run is refused (`ConfigError`).
         """
+        output.check_folder(folder, RESULT_FILE)
         writers: dict[str, Callable[[Path], None]] = {
             RESULT_FILE: lambda path: output.write_text(path, self.to_json())
         }
