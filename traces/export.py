@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vtsim.errors import ConfigError
 from vtsim.request import NO_ARRIVAL, Trace
-from vtsim.traces.output import writing
+from vtsim.traces.output import bare_name, writing
 from vtsim.traces.writer import native_text, to_json
 
 
@@ -30,9 +30,10 @@ def export(trace: Trace, path: str | Path, target: str = "native") -> list[str]:
 
 
 def check_target(target: str | None, path: str | Path) -> str:
-    """The target asked for, else by the ending of `path`; ConfigError if there is none such."""
+    """The target asked for, else by the ending of `path` (before .gz or .zst); ConfigError if there
+    is none such."""
     if target is None:
-        return "mooncake" if str(path).endswith(".jsonl") else "native"
+        return "mooncake" if bare_name(path).endswith(".jsonl") else "native"
     if target not in TARGETS:
         raise ConfigError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
     return target

@@ -41,7 +41,7 @@ def test_errors_are_one_line_and_status_2(file: Path, capsys: pytest.CaptureFixt
         (["trace", "info", str(file), "--window", "5"], "START:END"),
         (["trace", "info", str(file), "-o", "speed=3"], "no option of a reader"),
         (["trace", "info", str(file), "-o", "colour=3"], "no option 'colour'"),
-        (["trace", "convert", str(file), "/no/such/folder/x.json"], "does not exist"),
+        (["trace", "convert", str(file), "/no/such/folder/x.json"], "no folder"),
         (["trace", "convert", str(file), "x.json", "--to", "csv"], "unknown target"),
         (["trace", "synth", "x.json", "--prompt", "zipf"], "lengths"),
     ):
