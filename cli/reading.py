@@ -102,7 +102,7 @@ def load_trace(given: dict[str, Any]) -> Trace:
     for item in given["option"] or ():
         name, equals, value = item.partition("=")
         named[name.strip().replace("-", "_")] = value if equals else True
-    clash = sorted({"path", "from_format", "speed", "limit"} & named.keys())
+    clash = sorted((inspect.signature(load).parameters.keys() - {"options"}) & _said(given))
     if clash:
         raise ConfigError(f"option {clash[0]!r} is no option of a reader")
     return load(
@@ -123,6 +123,12 @@ def load_trace(given: dict[str, Any]) -> Trace:
         repeats=given["repeat"],
         **named,
     )
+
+
+def _said(given: dict[str, Any]) -> set[str]:
+    """The names that `--option` was given, as arguments."""
+    items = given["option"] or ()
+    return {item.partition("=")[0].strip().replace("-", "_") for item in items}
 
 
 def window_of(text: str | None) -> tuple[float, float] | None:

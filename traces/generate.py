@@ -20,7 +20,8 @@ from vtsim.request import IntArray, ReadReport, Trace
 from vtsim.traces.draw import Draw
 from vtsim.traces.ids import MAX_BLOCK
 from vtsim.traces.lengths import Lengths
-from vtsim.traces.number import MAX_TICK
+from vtsim.traces.number import MAX_TICK, MAX_TOKENS
+from vtsim.traces.pace import MOST_REQUESTS
 from vtsim.traces.schedule import Schedule
 from vtsim.traces.transform import reorder
 
@@ -63,6 +64,8 @@ class Synth:
     def __post_init__(self) -> None:
         if self.requests < 1:
             raise ConfigError(f"requests {self.requests}: must be at least 1")
+        if self.requests > MOST_REQUESTS:
+            raise ConfigError(f"requests {self.requests}: more than {MOST_REQUESTS:,}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed {self.seed}: must be 0 or more")
         for name in ("rate", "cv", "period_s"):
@@ -73,6 +76,13 @@ class Synth:
                 raise ConfigError(f"{name} {getattr(self, name)}: must be 0 or more")
         if not (math.isfinite(self.turns) and self.turns >= 1):
             raise ConfigError(f"turns {self.turns}: must be at least 1")
+        if self.turns > MOST_REQUESTS:
+            raise ConfigError(f"turns {self.turns:g}: more than {MOST_REQUESTS:,}")
+        if not 1e-3 <= self.period_s <= 1e9:
+            raise ConfigError(f"period {self.period_s:g}: not between 0.001 and 1e9 s")
+        for name in ("system_prompts", "system_tokens", "max_context"):
+            if (getattr(self, name) or 0) > MAX_TOKENS:
+                raise ConfigError(f"{name} {getattr(self, name)}: more than {MAX_TOKENS}")
         if not 0 <= self.depth <= 1:
             raise ConfigError(f"depth {self.depth}: must be between 0 and 1")
         if not 0 <= self.block_size <= MAX_BLOCK:
@@ -81,8 +91,8 @@ class Synth:
             raise ConfigError("system prompts need a number and a length, both above 0")
         if self.max_context is not None and self.max_context - self.system_tokens < 2:
             raise ConfigError(f"max context {self.max_context}: no room behind the system prompt")
-        if self.arrival != "diurnal":
-            Schedule(self.rate, self.arrival, self.cv, self.seed)
+        process = "poisson" if self.arrival == "diurnal" else self.arrival
+        Schedule(self.rate, process, self.cv, self.seed)
 
     def about(self) -> dict[str, object]:
         """For `source` in the trace."""
@@ -119,6 +129,9 @@ def generate(spec: Synth) -> Trace:
     first = starts[conversation]
     before = np.cumsum(new + output) - new - output
     prompt = spec.system_tokens + before - before[first] + new
+    if int(prompt.max()) > MAX_TOKENS:
+        longest = int(prompt.max())
+        raise ConfigError(f"a prompt has {longest} tokens: --max-context bounds conversations")
 
     gap = _microseconds(draw.exponential(count) * spec.think_s)
     gap[1:] += _microseconds(output[:-1] * spec.seconds_per_token)

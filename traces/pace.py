@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 import numpy as np
@@ -18,13 +18,22 @@ from vtsim.traces.number import MAX_TICK
 from vtsim.traces.schedule import Schedule
 from vtsim.traces.transform import groups, reorder
 
+MOST_DIGITS = 1000
+"""Of a number's exponent: a larger one would only cost memory."""
+MOST_REQUESTS = 10**8
+"""That repetition or generation may make: columns of them take about 10 GB."""
+
 
 def scale_speed(trace: Trace, speed: float | str | Decimal | Fraction) -> Trace:
     """Divides arrivals by `speed`, rounding once (half to even) to a picosecond.
 
     Acts on the trace's clock only: waits of closed-loop requests, a user's or a tool's time, stay.
     """
-    factor = positive(speed, "speed")
+    return _divided(trace, positive(speed, "speed"), f"speed {speed}")
+
+
+def _divided(trace: Trace, factor: Fraction, asked: str) -> Trace:
+    """`asked` is what the user said, for errors."""
     if factor == 1:
         return trace
     top, bottom = factor.numerator, factor.denominator
@@ -32,7 +41,9 @@ def scale_speed(trace: Trace, speed: float | str | Decimal | Fraction) -> Trace:
     timed = np.flatnonzero(arrival != NO_ARRIVAL)
     last = int(arrival[timed].max()) if len(timed) else 0
     if last * bottom > MAX_TICK * top:
-        raise ConfigError(f"speed {speed}: the trace becomes longer than 64-bit picoseconds hold")
+        raise ConfigError(f"{asked}: the trace becomes longer than 64-bit picoseconds hold")
+    if last > 0 and 2 * last * bottom <= top:
+        raise ConfigError(f"{asked}: all requests of {trace.name} would arrive at once")
     if last * bottom < MAX_TICK and top < MAX_TICK // 2:
         whole, rest = np.divmod(arrival[timed] * bottom, top)
         up = (2 * rest > top) | ((2 * rest == top) & (whole % 2 == 1))
@@ -47,8 +58,12 @@ def positive(value: float | str | Decimal | Fraction, name: str) -> Fraction:
     try:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError
+        if isinstance(value, Decimal) or (isinstance(value, str) and "/" not in value):
+            number = Decimal(value)
+            if number.is_finite() and number and abs(number.adjusted()) > MOST_DIGITS:
+                raise ConfigError(f"{name} {value}: out of range")
         factor = Fraction(repr(value) if isinstance(value, float) else value)
-    except (ValueError, OverflowError, ZeroDivisionError):
+    except (ValueError, OverflowError, ZeroDivisionError, InvalidOperation):
         raise ConfigError(f"{name} {value}: not a positive number") from None
     if factor <= 0:
         raise ConfigError(f"{name} {value}: not a positive number")
@@ -65,7 +80,8 @@ def scale_to_rate(trace: Trace, rate: float) -> Trace:
         raise ConfigError(
             f"rate {rate:g}: all requests of {trace.name} arrive at once; --arrival spreads them"
         )
-    return scale_speed(trace, wanted * Fraction(span, (len(timed) - 1) * TICKS_PER_S))
+    factor = wanted * Fraction(span, (len(timed) - 1) * TICKS_PER_S)
+    return _divided(trace, factor, f"rate {rate:g}")
 
 
 def reschedule(trace: Trace, schedule: Schedule) -> Trace:
@@ -102,6 +118,8 @@ def repeat(trace: Trace, times: int) -> Trace:
     if times == 1:
         return trace
     rows, runs = len(trace), len(trace.run_first)
+    if rows * times > MOST_REQUESTS:
+        raise ConfigError(f"repeat {times}: more than {MOST_REQUESTS:,} requests")
     timed = trace.arrival != NO_ARRIVAL
     span = int(trace.arrival[timed].max())
     step = span + max(span // max(int(timed.sum()) - 1, 1), 1)

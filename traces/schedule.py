@@ -13,6 +13,9 @@ from vtsim.traces.draw import Draw
 from vtsim.traces.number import MAX_TICK
 
 PROCESSES = ("poisson", "gamma", "uniform")
+MOST_RATE = 1e9
+"""Starts are whole nanoseconds: more a second would all be at 0."""
+LEAST_CV, MOST_CV = 1e-3, 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,10 @@ class Schedule:
         for name, value in (("rate", self.rate), ("cv", self.cv)):
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name} {value}: not a positive number")
+        if self.rate > MOST_RATE:
+            raise ConfigError(f"rate {self.rate:g}: more than {MOST_RATE:g} a second")
+        if not LEAST_CV <= self.cv <= MOST_CV:
+            raise ConfigError(f"cv {self.cv:g}: not between {LEAST_CV:g} and {MOST_CV:g}")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed {self.seed}: must be 0 or more")
 
@@ -45,7 +52,9 @@ class Schedule:
         else:
             gaps = draw.gamma(gaps_wanted, self.cv**-2) * self.cv**2
         if float(gaps.sum()) / self.rate * TICKS_PER_S >= MAX_TICK:
-            raise ConfigError(f"rate {self.rate}: the trace is longer than 64-bit picoseconds hold")
+            raise ConfigError(
+                f"rate {self.rate:g}: the trace is longer than 64-bit picoseconds hold"
+            )
         # whole nanoseconds, so that the last bits of a logarithm cannot show
         steps = np.rint(gaps / self.rate * 1e9).astype(np.int64) * 1000
         return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(steps)))[:count]

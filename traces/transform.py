@@ -158,6 +158,8 @@ def sample_requests(trace: Trace, count: int, seed: int) -> Trace:
     """Whole conversations, chosen at random until another one would exceed `count` requests."""
     if count < 1:
         raise ConfigError(f"requests {count}: must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"sample seed {seed}: must be 0 or more")
     group = groups(trace)
     sizes = np.bincount(group, minlength=len(trace))
     starts = np.flatnonzero(sizes)
