@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from vtsim.engine.loop import Limits
+from vtsim.backends.sim import SimBackend
+from vtsim.engine.loop import Engine, Limits
 from vtsim.errors import BackendError, CapacityError
-from vtsim.plan import OpKind, Phase
+from vtsim.memory.journal import Journal
+from vtsim.metrics.recorder import Recorder
+from vtsim.plan import Keep, OpKind, Phase, Plan
 from vtsim.policies.native import NativePolicy
 from vtsim.policies.paged import PagedPolicy
 from vtsim.policies.vtensor import VTensorParameters, VTensorPolicy
-from vtsim.testing import Ask, Case, MakePolicy, Ran, make_trace, run_case
+from vtsim.testing import (
+    Ask,
+    Case,
+    MakePolicy,
+    Ran,
+    ToyExecutor,
+    ToyTimes,
+    make_trace,
+    run_case,
+    toy_device,
+    toy_model,
+)
 from vtsim.testing.conformance import assert_equal_runs, refuse_call
 
 SMALL = Case(
@@ -76,6 +91,47 @@ def test_no_call_refused_is_the_plain_run(make_policy: MakePolicy) -> None:
     clean = run_case(case, make_policy(True), placement=True)
     late = run_case(case, make_policy(True), placement=True, fail_at=len(clean.calls))
     assert_equal_runs(clean, late, "nothing refused, and a journal around the policy")
+
+
+class Counted(VTensorPolicy):
+    """Notes how many tokens a sequence had when it left."""
+
+    def release(self, seq: Any, keep: Keep, step: int) -> Plan:
+        self.left: dict[int, int] = {**getattr(self, "left", {}), seq.index: self.tokens_of(seq)}
+        return super().release(seq, keep, step)
+
+    def tokens_of(self, seq: Any) -> int:
+        return self._growth.tokens(seq.index)
+
+
+def test_a_leap_that_the_device_refuses_is_not_taken() -> None:
+    """A real device may refuse any plan, also one for many steps: it is undone, and stepping
+    finds out what now fits."""
+    trace = make_trace([Ask(0, 4, 40), Ask(0, 4, 12)])
+    refused_leaps = 0
+    for call in range(4, 24):
+        journal: Any = Journal(Counted(VTensorParameters()))
+        token_bytes = (2 << 20) // 4
+        model = toy_model(token_bytes)
+        kv = journal.kv_layout(model, 1, 64)
+        device = toy_device(80 * token_bytes, kv.slot_bytes * 100)
+        backend = SimBackend(device, kv, fail_at=call)
+        recorder = Recorder(2, device.capacity_bytes, 0, 0)
+        assert backend.execute(journal.setup(device, kv, device.capacity_bytes), 0).done
+        limits = Limits(max_model_len=64, check=True)
+        engine = Engine(trace, journal, backend, ToyExecutor(), ToyTimes(), recorder, limits)
+        assert engine.leaps
+        try:
+            engine.run()
+        except BackendError as error:
+            assert "RETIRE" in str(error) or "TEARDOWN" in str(error)
+            continue
+        backend.close()
+        refused_leaps += journal.limit_bytes < device.capacity_bytes
+        for row, (prompt, output) in enumerate(((4, 40), (4, 12))):
+            if row not in recorder.reasons:
+                assert journal.left[row] == prompt + output - 1, f"call {call}, request {row}"
+    assert refused_leaps >= 5
 
 
 def test_the_limit_is_lowered_to_what_is_held() -> None:

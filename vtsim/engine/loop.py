@@ -136,8 +136,8 @@ class Engine(Scheduler):
             affine = self.executor.affine(members, self._kv_tokens + members)
             if affine is not None:
                 steps = self._quiet_steps(end, cost, affine)
-                if steps:
-                    granted = self._grant(steps, end, cost, affine)
+                granted = self._grant(steps, end, cost, affine) if steps else None
+                if granted is not None:
                     if self._released:
                         self._retire_hidden()
                     return granted
@@ -179,14 +179,16 @@ class Engine(Scheduler):
         self.step += 1
         self.now = launch
         steps = self._quiet_steps(launch + cost, cost, after)
-        if steps:
-            return self._grant(steps, launch + cost, cost, after)
+        granted = self._grant(steps, launch + cost, cost, after) if steps else None
+        if granted is not None:
+            return granted
         self.step -= 1
         self.now = now
         return following, launch
 
-    def _grant(self, steps: int, end: Tick, cost: Tick, affine: Affine) -> tuple[Step, Tick]:
-        """Decide the next `steps` steps at once; returns the last and the time of its launch."""
+    def _grant(self, steps: int, end: Tick, cost: Tick, affine: Affine) -> tuple[Step, Tick] | None:
+        """Decide the next `steps` steps at once; returns the last and the time of its launch, or
+        None if the device refuses: then nothing is decided, and steps go singly."""
         plan = self.policy.extend(self.batch, steps)
         if not isinstance(plan, Plan):
             raise InvariantError(
@@ -195,7 +197,9 @@ class Engine(Scheduler):
             )
         first, slope = affine.first, affine.slope
         if plan is not NOTHING:
-            self.execute(plan)
+            if not self._execute(plan, self.step + 1).done:
+                self._refused(plan)
+                return None
             last = self.now if steps == 1 else end + span(first, slope, 0, steps - 2)
             self.worker.leap(plan, last)
         members = len(self.batch.decoding)
