@@ -37,7 +37,7 @@ def progress_bar(wanted: bool) -> Iterator[Report | None]:
         yield None
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

@@ -21,6 +21,7 @@ from vtsim.backends.sim import CostModel, VmmTimes, device_info
 from vtsim.budget import Budget, plan_budget
 from vtsim.engine.loop import Engine, Limits
 from vtsim.errors import CapacityError, ConfigError
+from vtsim.guard import check_policy, guarded, place_of
 from vtsim.memory.choices import Chosen
 from vtsim.memory.foresight import Foresight
 from vtsim.memory.journal import Journal
@@ -88,7 +89,7 @@ class Replay:
             seed=self.options.seed,
             max_model_len=self.max_model_len,
             options=_shown_options(self.options, self.budget),
-            runs=tuple(_run_one(self, choice, progress) for choice in self.choices),
+            runs=tuple(_run_guarded(self, choice, progress) for choice in self.choices),
             version=vtsim.__version__,
             ideal_hits=self.ideal_hits,
         )
@@ -142,7 +143,12 @@ def prepare(
 ) -> Replay:
     """Everything that `replay` does before the first step; takes and raises the same."""
     opts = _options(options)
-    choices = _choices(policies, settings or {}, opts)
+    for what, value, kinds in (("model", model, ModelSpec), ("gpu", gpu, GpuSpec)):
+        if not isinstance(value, kinds | str | Path):
+            raise ConfigError(f"{what}: {value!r} is not a name, a path or a {kinds.__name__}")
+    if type(tp) is not int:
+        raise ConfigError(f"tp: {tp!r} is not a whole number")
+    choices = _choices(policies, {} if settings is None else settings, opts)
     kernels = choose_kernels(choices, opts.kernel)
     spec = model if isinstance(model, ModelSpec) else load_model(model, opts.kv_dtype)
     card = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
@@ -154,6 +160,13 @@ def prepare(
             card = make_backend.fit_profile(card)
     spec.check_tp(tp)
     max_model_len = _max_model_len(spec, opts)
+    for choice in choices:
+        block = getattr(choice.parameters, "block", 1)
+        if type(block) is int and block > max_model_len:
+            raise ConfigError(
+                f"{choice.label}.block: {block:,} tokens are more than the {max_model_len:,} of "
+                "max_model_len"
+            )
     loaded = _prepare_trace(trace, max_model_len, opts)
     costs = CostModel(spec, card, tp)
     workspace = costs.workspace_bytes(opts.max_batched_tokens, opts.max_num_seqs)
@@ -188,8 +201,12 @@ def _choices(
     settings: Mapping[str, Mapping[str, object]],
     opts: ReplayOptions,
 ) -> list[PolicyChoice]:
+    if not isinstance(policies, Iterable):
+        raise ConfigError(f"policies: {policies!r} is not a list of names")
     given = [policies] if isinstance(policies, str) else list(policies)
     choices = choose_policies(given, settings)
+    for choice in choices:
+        check_policy(choice.label, choice.policy)
     if opts.num_gpu_blocks is None:
         return choices
     sized = [c for c in choices if hasattr(c.parameters, "num_gpu_blocks")]
@@ -243,10 +260,21 @@ def _prepare_trace(trace: str | Path | Trace, max_model_len: int, opts: ReplayOp
     return trace
 
 
+def _run_guarded(replay: Replay, choice: PolicyChoice, progress: Progress | None) -> PolicyRun:
+    """`_run_one`; a plug-in that ends the process is an error, not a success."""
+    try:
+        return _run_one(replay, choice, progress)
+    except SystemExit as error:
+        where = place_of(choice.policy, "...")[:-4]
+        raise ConfigError(
+            f"policy {choice.label!r} ({where}) called sys.exit({error.code})"
+        ) from error
+
+
 def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) -> PolicyRun:
     """One policy through the trace, on a device of its own."""
     trace, gpu, budget, opts = replay.trace, replay.gpu, replay.budget, replay.options
-    policy = choice.policy(choice.parameters, placement=opts.placement)
+    policy = guarded(choice.policy(choice.parameters, placement=opts.placement))
     if hasattr(policy, "learn"):
         foresight = Foresight.of(trace) if policy.oracle else None
         policy.learn(replay.model, replay.tp, foresight)
@@ -286,17 +314,16 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         setup = policy.setup(info, kv, budget.limit_bytes)
         receipt = backend.execute(setup, 0)
         if not receipt.done:
+            measured = getattr(choice.parameters, "num_gpu_blocks", 0)
             raise CapacityError(
                 f"{choice.label} cannot be set up: {format_bytes(receipt.short_bytes)} are missing"
+                + (f" for num_gpu_blocks {measured:,}" if measured else "")
             )
         busy = times.counts(
             setup.counts, setup.allocation_bytes, setup.copied_bytes, setup.swapped_bytes
         )
         recorder.work(setup.phase, setup.counts, busy)
-        try:
-            Engine(trace, policy, backend, executor, times, recorder, limits).run()
-        except SystemExit as error:
-            raise ConfigError(f"policy {choice.label!r} called sys.exit({error.code})") from error
+        Engine(trace, policy, backend, executor, times, recorder, limits).run()
     details = dict(getattr(policy, "details", dict)())
     if oracle:
         details["oracle"] = oracle

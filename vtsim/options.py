@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from vtsim.errors import ConfigError
+from vtsim.quantities import MOST_BYTES
 
 Overflow = Literal["reject", "drop", "error"]
 Admit = Literal["prompt", "chunk"]
@@ -96,11 +97,26 @@ class ReplayOptions:
             if value is not None and not (name == "kv_memory" and value == "unlimited"):
                 _at_least(name, value, 1)
         _at_least("swap_memory", self.swap_memory, 0)
+        if self.block_size is not None:
+            _at_least("block_size", self.block_size, 1)
+        for name in ("vmm_tail", "step", "log", "check", "decisions"):
+            if type(getattr(self, name)) is not bool:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not True or False")
+        for name, kinds in (
+            ("kernel", str | Mapping | None),
+            ("from_format", str | None),
+            ("reader", Mapping),
+            ("memory", str),
+        ):
+            if not isinstance(getattr(self, name), kinds):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is of the wrong type")
+        _check_speed(self.speed)
         for name in ("seed", "fail_at"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 0)
         share = self.gpu_memory_utilization
-        if not (isinstance(share, float | int) and math.isfinite(share) and 0 < share <= 1):
+        number = isinstance(share, float | int) and type(share) is not bool
+        if not (number and math.isfinite(share) and 0 < share <= 1):
             raise ConfigError(f"gpu_memory_utilization: {share!r} is not above 0 and at most 1")
         for name, allowed in (
             ("on_overflow", Overflow),
@@ -126,6 +142,20 @@ class ReplayOptions:
         return [option.name for option in fields(cls)]
 
 
+def _check_speed(speed: object) -> None:
+    """A number that floats hold too: results show it as one."""
+    try:
+        if isinstance(speed, bool) or not isinstance(speed, int | float | str | Decimal | Fraction):
+            raise ValueError
+        rough = float(Fraction(speed)) if isinstance(speed, str) and "/" in speed else float(speed)
+        if not (math.isfinite(rough) and rough > 0):
+            raise ValueError
+    except (ValueError, ArithmeticError):
+        raise ConfigError(f"speed {speed}: not a positive number that can be used") from None
+
+
 def _at_least(name: str, value: object, least: int) -> None:
     if type(value) is not int or value < least:
         raise ConfigError(f"{name}: {value!r} is not a whole number of at least {least}")
+    if value > MOST_BYTES:
+        raise ConfigError(f"{name}: {value} does not fit 62 bits")

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from vtsim.errors import ConfigError
-from vtsim.quantities import exact_bytes, parse_bytes
+from vtsim.quantities import MOST_BYTES, exact_bytes, parse_bytes
 
 _BOOLEANS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -56,6 +56,22 @@ class Parameter:
                 if not isinstance(value, float) or math.isfinite(value):
                     return value
         raise ValueError(text)
+
+    def accepts(self, value: object) -> bool:
+        """Whether `value`, which is no text, is of the parameter's type. A bool is no number."""
+        for kind in _alternatives(self.type):
+            if typing.get_origin(kind) is Literal:
+                if any(type(value) is type(c) and value == c for c in kind.__args__):
+                    return True
+            elif kind is float:
+                if type(value) in (int, float) and math.isfinite(typing.cast(float, value)):
+                    return True
+            elif kind is int:
+                if type(value) is int:
+                    return True
+            elif not isinstance(kind, type) or isinstance(value, kind):
+                return True
+        return False
 
     def show(self, value: object) -> str:
         """`value` as `parse` reads it back."""
@@ -101,7 +117,7 @@ def parameters_of(parameters_type: type) -> list[Parameter]:
 
 def make_parameters(label: str, parameters_type: type, values: Mapping[str, object]) -> Any:
     """An instance of a dataclass of parameters. Text is read by the types of the fields, other
-    values are taken as they are. `ConfigError` names `label` and the parameter."""
+    values must be of these types. `ConfigError` names `label` and the parameter."""
     known = {parameter.name: parameter for parameter in parameters_of(parameters_type)}
     parsed: dict[str, object] = {}
     for name, value in values.items():
@@ -113,10 +129,16 @@ def make_parameters(label: str, parameters_type: type, values: Mapping[str, obje
         if isinstance(value, str):
             try:
                 value = known[name].parse(value)
-            except (ValueError, ConfigError):
+            except ConfigError as error:  # of a size, and it names the parameter
+                raise ConfigError(f"{label}.{error}") from None
+            except ValueError:
                 raise ConfigError(
                     f"{label}.{name}: {value!r} is not {known[name].describe()}"
                 ) from None
+        elif not known[name].accepts(value):
+            raise ConfigError(f"{label}.{name}: {value!r} is not {known[name].describe()}")
+        if type(value) is int and abs(value) > MOST_BYTES:
+            raise ConfigError(f"{label}.{name}: {value} does not fit 62 bits")
         parsed[name] = value
     try:
         return parameters_type(**parsed)

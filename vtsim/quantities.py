@@ -38,6 +38,8 @@ def parse_bytes(text: str | int, what: str = "size") -> int:
     if isinstance(text, int):
         if isinstance(text, bool) or text < 0:
             raise ConfigError(f"{what}: {text!r} is not a size in bytes")
+        if text > MOST_BYTES:
+            raise ConfigError(f"{what}: {text} is more than {MOST_BYTES >> 60} EiB")
         return text
     found = _SIZE.fullmatch(text)
     if found is None:
@@ -46,6 +48,9 @@ def parse_bytes(text: str | int, what: str = "size") -> int:
     scale = _BY_FOLDED.get((unit or "B").casefold())
     if scale is None:
         raise ConfigError(f"{what}: unknown unit {unit!r} in {text!r} (known: {', '.join(UNITS)})")
+    # Before the exact value is made: 1e999999999 has a billion digits.
+    if float(number) * scale > 2.0 * MOST_BYTES:
+        raise ConfigError(f"{what}: {text!r} is more than {MOST_BYTES >> 60} EiB")
     value = Fraction(number) * scale
     if value.denominator != 1:
         raise ConfigError(f"{what}: {text!r} is not a whole number of bytes")

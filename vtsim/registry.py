@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vtsim.errors import ConfigError
+from vtsim.guard import check_policy
 from vtsim.parameters import make_parameters
 
 
@@ -47,11 +48,12 @@ class Registry:
             if point.name == name:
                 try:
                     return point.load()
-                except Exception as error:  # a plug-in may fail in any way; say whose fault it is
+                except (Exception, SystemExit) as error:  # a plug-in's fault, whatever it is
                     raise ConfigError(
                         f"{self.kind} {name!r} cannot be loaded from {point.value}: {error}"
                     ) from error
-        raise ConfigError(f"unknown {self.kind} {name!r} (known: {', '.join(self.names())})")
+        hint = "; a file's class is FILE.py:Class" if name.endswith(".py") else ""
+        raise ConfigError(f"unknown {self.kind} {name!r} (known: {', '.join(self.names())}{hint})")
 
     def load_file(self, text: str) -> Any:
         """The class named by `path/to/file.py:Class`."""
@@ -70,7 +72,7 @@ class Registry:
             sys.modules[name] = module
             try:
                 spec.loader.exec_module(module)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 del sys.modules[name]
                 raise ConfigError(
                     f"{self.kind} {text!r}: {path} cannot be loaded: "
@@ -87,7 +89,8 @@ def _attribute(module: types.ModuleType, where: str) -> Any:
     name = where.rpartition(":")[2]
     value = getattr(module, name, None)
     if value is None:
-        raise ConfigError(f"{where}: no {name!r} in module {module.__name__}")
+        place = getattr(module, "__file__", None) or module.__name__
+        raise ConfigError(f"{where}: no {name!r} in {place}")
     return value
 
 
@@ -132,14 +135,25 @@ def choose_policies(
     unknown policy, parameter or value, a label that is used twice, settings for a policy that
     does not run.
     """
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings: {settings!r} is not a mapping of labels to parameters")
+    for label, values in settings.items():
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"settings for {label!r}: {values!r} is not a mapping")
     chosen: dict[str, Any] = {}
     for text in names:
         if isinstance(text, PolicyChoice):
             label, policy = text.label, text
-        else:
+        elif isinstance(text, str):
             label, equals, name = text.partition("=")
             policy = POLICIES.find(name if equals else text)
+            if not hasattr(policy, "parameters_type"):
+                check_policy(name if equals else text, policy)
             label = label if equals else str(getattr(policy, "name", "") or text)
+        else:
+            raise ConfigError(f"policies: {text!r} is not a name or a PolicyChoice")
+        if not label.strip() or not label.isprintable():
+            raise ConfigError(f"policy label {label!r}: wanted is a word on one line")
         if label in chosen:
             raise ConfigError(
                 f"policy {label!r} is named twice "
@@ -182,6 +196,8 @@ def choose_kernels(
     the policy's first. `ConfigError` if a policy cannot use it."""
     if asked is None:
         asked = {}
+    elif not isinstance(asked, str | Mapping):
+        raise ConfigError(f"kernel: {asked!r} is not a name, nor a mapping of labels to names")
     elif isinstance(asked, str):
         # One name stands for all policies that can use it: they differ in what they can read.
         able = {c.label: asked for c in choices if asked in c.policy.kernels}

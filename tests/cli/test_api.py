@@ -14,7 +14,7 @@ import vtsim
 from vtsim.api import prepare
 from vtsim.budget import plan_budget
 from vtsim.cli import console
-from vtsim.errors import CapacityError, ConfigError, TraceFormatError
+from vtsim.errors import CapacityError, ConfigError, TraceFormatError, VtsimError
 from vtsim.options import ReplayOptions
 from vtsim.registry import PolicyChoice, choose_policies
 from vtsim.request import Trace
@@ -212,3 +212,37 @@ def test_the_package_says_what_it_has() -> None:
 def test_the_version_is_the_packages() -> None:
     text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
     assert tomllib.loads(text)["project"]["version"] == vtsim.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"policies": None}, "policies: None"),
+        ({"policies": [5]}, "policies: 5 is not a name"),
+        ({"policies": ["a\nb=native"]}, "policy label"),
+        ({"policies": ["=native"]}, "policy label ''"),
+        ({"policies": ["exact.py"]}, "FILE.py:Class"),
+        ({"settings": 5}, "settings: 5"),
+        ({"settings": {"vtensor": {"lookahead": True}}}, "vtensor.lookahead: True is not int"),
+        ({"settings": {"vtensor": {"release": 5}}}, "vtensor.release: 5 is not unmap | park"),
+        ({"settings": {"vtensor": {"prefix_cache": 1}}}, "prefix_cache: 1 is not bool"),
+        ({"settings": {"vtensor": {"chunk": "1e30"}}}, "vtensor.chunk: '1e30' is more than 4 EiB"),
+        ({"settings": {"paged": {"block": 99999999999}}}, "paged.block: 99,999,999,999 tokens"),
+        ({"num_gpu_blocks": 99999999999}, "for num_gpu_blocks 99,999,999,999"),
+        ({"kernel": 5}, "kernel: 5"),
+        ({"speed": None}, "speed None"),
+        ({"speed": "1e400"}, "speed 1e400"),
+        ({"speed": "1e999999999"}, "speed 1e999999999"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization: True"),
+        ({"gpu_memory": 10**20}, "does not fit 62 bits"),
+        ({"model": 5}, "model: 5"),
+        ({"tp": True}, "tp: True"),
+        ({"log": "x"}, "log: 'x' is not True or False"),
+    ],
+)
+def test_wrong_types_and_sizes_are_named(
+    trace: Trace, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(VtsimError) as raised:
+        vtsim.replay(trace, **arguments)
+    assert words in str(raised.value)

@@ -356,3 +356,48 @@ def test_preemption_and_rejection_are_explained(vtsim: Callable[..., Ran], tmp_p
     assert any("memory was short" in story for story in stories)
     assert "cannot fit even alone" in stories[4]
     assert "exceed max_model_len" in stories[5]
+
+
+BROKEN = """
+import sys
+from vtsim.policies.native import NativePolicy
+
+class Raises(NativePolicy):
+    name = "raises"
+    def create(self, *given):
+        raise ValueError("boom")
+
+class Answers(NativePolicy):
+    name = "answers"
+    def setup(self, *given):
+        return None
+
+class Leaves(NativePolicy):
+    name = "leaves"
+    def match(self, *given):
+        sys.exit(0)
+
+class Nothing:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Raises", "dyn.py:8 in create: ValueError: boom"),
+        ("Answers", "dyn.py, Answers.setup returned None, not a Plan"),
+        ("Leaves", "'leaves' (dyn.py, Leaves) called sys.exit(0)"),
+        ("Nothing", "is no memory policy: it lacks kernels, parameters_type"),
+        ("Missing", "no 'Missing' in "),
+    ],
+)
+def test_a_broken_plug_in_is_one_line(
+    vtsim: Callable[..., Ran], trace: Path, tmp_path: Path, name: str, words: str
+) -> None:
+    plugin = tmp_path / "dyn.py"
+    plugin.write_text(BROKEN)
+    status, out, err = vtsim("replay", trace, "-q", "--policy", f"{plugin}:{name}")
+    assert (status, out) == (2, "")
+    assert err.startswith("vtsim: ") and err.count("\n") == 1
+    assert words in err
