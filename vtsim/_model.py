@@ -15,6 +15,11 @@ KV_DTYPES: Mapping[str, int] = MappingProxyType({"bf16": 2, "fp16": 2, "fp8": 1,
 """Bytes of one element of the KV cache; "auto" (the weights' own type) is accepted too."""
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
+MOST_COUNT = 1 << 31
+"""Of layers, heads, widths, vocabulary, positions: more is a misread file, and would overflow."""
+MOST_HEADS = 1 << 16
+MOST_WEIGHT_BYTES = 1 << 60
+"""Byte counts and times derived from them are kept in 64 bits."""
 _TORCH_DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -56,13 +61,23 @@ class ModelSpec:
             value = getattr(self, field)
             if type(value) is not int or value <= 0:
                 raise ConfigError(
-                    f"model {self.name}: {field} must be a positive integer, got {value!r}"
+                    f"model {self.name}: {field} must be a positive integer, got {_short(value)}"
+                )
+            most = MOST_HEADS if field.endswith("_heads") else MOST_COUNT
+            if value > most:
+                raise ConfigError(
+                    f"model {self.name}: {field} must be at most {most}, got {_short(value)}"
                 )
         if self.q_heads % self.kv_heads:
             raise ConfigError(
                 f"model {self.name}: {self.q_heads} query heads cannot share "
                 f"{self.kv_heads} KV heads equally"
             )
+        for what, size in (("weights", self.weight_bytes()), ("a token", self.token_bytes())):
+            if size > MOST_WEIGHT_BYTES:
+                raise ConfigError(
+                    f"model {self.name}: {what} of {size} bytes: more than {MOST_WEIGHT_BYTES}"
+                )
 
     def tp_sizes(self) -> list[int]:
         """Tensor-parallel sizes this shape can be cut into."""
@@ -185,6 +200,8 @@ def load_model(name_or_path: str | Path, kv_dtype: str = "auto") -> ModelSpec:
 def _from_config(path: Path) -> ModelSpec:
     try:
         config = json.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise ConfigError(f"{path}: not a readable JSON file: nested too deeply") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a readable JSON file: {error}") from None
     if not isinstance(config, dict):
@@ -194,7 +211,7 @@ def _from_config(path: Path) -> ModelSpec:
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     if first not in ARCHITECTURES:
         raise ConfigError(
-            f"{path}: architectures: unsupported architecture {first!r} "
+            f"{path}: architectures: unsupported architecture {_short(first)} "
             f"(supported: {', '.join(ARCHITECTURES)})"
         )
     if config.get("quantization_config") is not None:
@@ -207,7 +224,10 @@ def _from_config(path: Path) -> ModelSpec:
                 raise ConfigError(f"{path}: {field}: missing")
             return default
         if type(value) is not int or value <= 0:
-            raise ConfigError(f"{path}: {field}: must be a positive integer, got {value!r}")
+            raise ConfigError(f"{path}: {field}: must be a positive integer, got {_short(value)}")
+        most = MOST_HEADS if field.endswith("_heads") else MOST_COUNT
+        if value > most:
+            raise ConfigError(f"{path}: {field}: must be at most {most}, got {_short(value)}")
         return value
 
     hidden, heads = integer("hidden_size"), integer("num_attention_heads")
@@ -222,13 +242,13 @@ def _from_config(path: Path) -> ModelSpec:
             "and head_dim is missing"
         )
     dtype = config.get("torch_dtype", config.get("dtype")) or "bfloat16"
-    if dtype not in _TORCH_DTYPES:
+    if not isinstance(dtype, str) or dtype not in _TORCH_DTYPES:
         raise ConfigError(
-            f"{path}: torch_dtype: {dtype!r} is none of " + ", ".join(sorted(_TORCH_DTYPES))
+            f"{path}: torch_dtype: {_short(dtype)} is none of " + ", ".join(sorted(_TORCH_DTYPES))
         )
     tied = config.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
-        raise ConfigError(f"{path}: tie_word_embeddings: must be true or false, got {tied!r}")
+        raise ConfigError(f"{path}: tie_word_embeddings: must be true or false, got {_short(tied)}")
     positions = integer("max_position_embeddings")
     # Every policy here keeps all tokens: under a sliding window that is right up to the window.
     positions = min(positions, integer("sliding_window", positions))
@@ -249,3 +269,11 @@ def _from_config(path: Path) -> ModelSpec:
         kv_dtype_bytes=_TORCH_DTYPES[dtype],
         source=f"config file {path.name}",
     )
+
+
+def _short(value: object) -> str:
+    """A value of a file for an error; an integer may have more digits than Python prints."""
+    if type(value) is int and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

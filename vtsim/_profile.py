@@ -33,6 +33,45 @@ from vtsim.request import TICKS_PER_US, Tick
 
 _VMM_CALLS = ("reserve", "create", "map", "set_access", "unmap", "release", "address_free")
 _REMARKS = ("source", "assumed")
+MOST_BYTES = 1 << 60
+LEAST_RATE, MOST_RATE = 1e6, 1e21
+"""Per second. Outside, integer ticks of a step overflow or vanish."""
+MOST_US = 1e9
+LEAST_SHARE = 1e-6
+_KERNEL = ("kernel_us", "bytes_per_s")
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "": ("name", "title"),
+    "memory": ("nominal_bytes", "capacity_bytes", "context_bytes", "granularity_bytes", "va_bytes"),
+    "compute": ("bf16_flops_per_s", "fp32_flops_per_s", "dram_bytes_per_s", "copy_bytes_per_s"),
+    "linear": ("kernel_us", "weight_bytes_per_s", "tokens", "efficiency"),
+    "elementwise": _KERNEL,
+    "decode.*": (*_KERNEL, "flops_per_s"),
+    "prefill.*": (*_KERNEL, "prefix_flops_per_s", "causal_flops_per_s"),
+    "links": ("peer_bytes_per_s", "peer_latency_us", "host_bytes_per_s"),
+    "host": ("per_step_us", "per_sequence_us"),
+    "vmm.*": ("page_bytes", *(f"{name}_us" for name in _VMM_CALLS)),
+    "allocation": ("sizes_bytes", "allocate_us", "free_us"),
+}
+"""Table -> its keys; `*` is every table in it."""
+
+
+def _missing(data: dict[str, Any]) -> list[str]:
+    """All keys and tables that the profile lacks, so that one look mends it."""
+    found: list[str] = []
+    for table, keys in _NEEDED.items():
+        name, dot, _ = table.partition(".")
+        inner = data if not name else data.get(name)
+        if inner is None:
+            found.append(name)
+            continue
+        if not isinstance(inner, dict):
+            continue  # said when it is read
+        places = {f"{name}.{key}": value for key, value in inner.items()} if dot else {name: inner}
+        for place, values in places.items():
+            if isinstance(values, dict):
+                prefix = f"{place}." if place else ""
+                found += [prefix + key for key in keys if key not in values]
+    return found
 
 
 class _Table:
@@ -92,18 +131,21 @@ class _Table:
         self.found.append(Provenance(f"{self.key}.{key}", source, assumed))
         return entry
 
-    def checked(self, key: str, value: object, *, low: float = 0.0) -> float:
+    def checked(self, key: str, value: object, *, low: float = 0.0, high: float) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(key, f"must be a number, got {value!r}")
-        if not math.isfinite(value) or value < low:
-            raise self.error(key, f"must be finite and not below {low:g}, got {value!r}")
+        if not low <= value < math.inf:
+            said = f"must be finite and not below {low:g}, got {_short(value)}"
+            raise self.error(key, said)
+        if value > high:
+            raise self.error(key, f"must be at most {high:g}, got {_short(value)}")
         return float(value)
 
     def size(self, key: str, *, low: int = 1) -> int:
         return self.as_size(key, self._entry(key)["value"], low)
 
     def as_size(self, key: str, value: object, low: int) -> int:
-        self.checked(key, value, low=low)
+        self.checked(key, value, low=low, high=MOST_BYTES)
         if type(value) is not int:
             raise self.error(key, f"must be whole bytes, got {value!r}")
         return value
@@ -112,16 +154,26 @@ class _Table:
         return self.as_rate(key, self._entry(key)["value"])
 
     def as_rate(self, key: str, value: object) -> float:
-        number = self.checked(key, value)
+        number = self.checked(key, value, high=MOST_RATE)
         if number <= 0:
             raise self.error(key, f"must be positive, got {value!r}")
+        if number < LEAST_RATE:
+            raise self.error(key, f"must be at least {LEAST_RATE:g} a second, got {value!r}")
+        return number
+
+    def as_share(self, key: str, value: object) -> float:
+        number = self.checked(key, value, high=math.inf)
+        if number > 1:
+            raise self.error(key, f"is a share of the peak, got {value!r}")
+        if number < LEAST_SHARE:
+            raise self.error(key, f"must be at least {LEAST_SHARE:g}, got {value!r}")
         return number
 
     def ticks(self, key: str) -> Tick:
         return self.as_ticks(key, self._entry(key)["value"])
 
     def as_ticks(self, key: str, value: object) -> Tick:
-        return round(self.checked(key, value) * TICKS_PER_US)
+        return round(self.checked(key, value, high=MOST_US) * TICKS_PER_US)
 
     def call(self, key: str) -> CallCost:
         entry = self._entry(key, ("p99",))
@@ -155,10 +207,8 @@ class _Table:
 def _linear(table: _Table) -> LinearCosts:
     tokens = table.sizes("tokens")
     efficiency = tuple(
-        table.as_rate("efficiency", value) for value in table.points("efficiency", len(tokens))
+        table.as_share("efficiency", value) for value in table.points("efficiency", len(tokens))
     )
-    if max(efficiency) > 1:
-        raise table.error("efficiency", f"is a share of the peak, got {max(efficiency)}")
     costs = LinearCosts(
         table.ticks("kernel_us"), table.rate("weight_bytes_per_s"), tokens, efficiency
     )
@@ -214,8 +264,12 @@ def parse_gpu(path: Path) -> GpuSpec:
     try:
         content = path.read_bytes()
         data = tomllib.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ConfigError(f"{path}: not a readable TOML file: nested too deeply") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a readable TOML file: {error}") from None
+    if missing := _missing(data):
+        raise ConfigError(f"{path}: {', '.join(missing)}: missing")
     found: list[Provenance] = []
     root = _Table(path, "", data, found)
     memory, compute = root.table("memory"), root.table("compute")
@@ -261,3 +315,10 @@ def parse_gpu(path: Path) -> GpuSpec:
     for table in (root, memory, compute, elementwise, links, host):
         table.close()
     return spec
+
+
+def _short(value: float) -> str:
+    """A number for an error; an integer may have more digits than Python prints."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)

@@ -169,8 +169,8 @@ def test_what_is_amiss_is_named_with_file_and_key(
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_table_is_named(tmp_path: Path) -> None:
+def test_missing_tables_are_named_at_once(tmp_path: Path) -> None:
     path = tmp_path / "empty.toml"
     path.write_text('name = "x"\n')
-    with pytest.raises(ConfigError, match="memory: missing"):
+    with pytest.raises(ConfigError, match=": title, memory, compute, .*, allocation: missing$"):
         load_gpu(path)
