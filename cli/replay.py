@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from vtsim.cli.reshaping import with_reader_options
 from vtsim.cli.state import Debug
 from vtsim.errors import ConfigError
 from vtsim.options import Admit, Clock, Overflow, Preemption, ReplayOptions, Victim
@@ -16,6 +17,7 @@ from vtsim.registry import parse_settings
 DEFAULTS = ReplayOptions()
 
 
+@with_reader_options
 def replay(
     trace: Annotated[str, typer.Argument(help="The trace file; its format is detected.")],
     policy: Annotated[
@@ -103,7 +105,7 @@ def replay(
     swap_memory: Annotated[
         str, typer.Option(metavar="BYTES", help="Host memory for swapped KV, such as 16GiB.")
     ] = "4GiB",
-    seed: Annotated[int, typer.Option(help="Of the VMM tail times.")] = DEFAULTS.seed,
+    seed: Annotated[int, typer.Option(help="Of VMM tail times and of --arrival.")] = DEFAULTS.seed,
     vmm_tail: Annotated[
         bool, typer.Option("--vmm-tail", help="Draw VMM call times with their tail.")
     ] = False,
@@ -139,6 +141,8 @@ def replay(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print more.")] = False,
     debug: Debug = False,
+    *,
+    reader: dict[str, Any],
 ) -> None:
     """Replay a request trace through memory policies on a simulated GPU, and compare them."""
     from vtsim.api import DEFAULT_POLICIES, prepare
@@ -169,6 +173,7 @@ def replay(
         limit=limit,
         from_format=from_format,
         block_size=block_size,
+        reader=reader,
         on_overflow=on_overflow,
         admit=admit,
         victim=victim,

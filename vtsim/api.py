@@ -7,6 +7,7 @@ no logic of any of them. The command line calls it and only prints.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,13 @@ DEFAULT_POLICIES = ("native", "paged", "vtensor")
 DEFAULT_MODEL = "yi-6b"
 DEFAULT_GPU = "a100-80g"
 
+
+_NOT_READERS = ("path", "from_format", "speed", "limit", "block_size") + (
+    "max_context",
+    "on_overflow",
+    "seed",
+)
+"""What `vtsim.traces.load` is told by options of their own."""
 
 MakeBackend = Callable[..., MemoryBackend]
 """Opens the memory that plans are executed on; called as `SimBackend` is."""
@@ -239,12 +247,17 @@ def _prepare_trace(trace: str | Path | Trace, max_model_len: int, opts: ReplayOp
     Raises `ConfigError` if no request is left.
     """
     if isinstance(trace, Trace):
+        if opts.reader:
+            raise ConfigError(f"reader: {next(iter(opts.reader))} but the trace is read already")
         if opts.limit is not None:
             trace = limit_requests(trace, opts.limit)
         trace = apply_max_context(trace, max_model_len, opts.on_overflow)
         trace = scale_speed(trace, opts.speed)
     else:
         named: dict[str, Any] = dict(opts.reader)
+        for name in _NOT_READERS:
+            if name in named:
+                raise ConfigError(f"reader: {name} is an option of its own, or none of a reader")
         trace = load(
             trace,
             from_format=opts.from_format,
@@ -253,6 +266,7 @@ def _prepare_trace(trace: str | Path | Trace, max_model_len: int, opts: ReplayOp
             block_size=opts.block_size,
             max_context=max_model_len,
             on_overflow=opts.on_overflow,
+            seed=opts.seed,
             **named,
         )
     if not len(trace):
@@ -404,4 +418,21 @@ def _shown_options(opts: ReplayOptions, budget: Budget) -> dict[str, object]:
         "swap_memory": opts.swap_memory if opts.preemption == "swap" else None,
         "vmm_tail": opts.vmm_tail,
         "fail_at": opts.fail_at,
+        **({"reader": _shown_reader(opts)} if _shown_reader(opts) else {}),
     }
+
+
+def _shown_reader(opts: ReplayOptions) -> dict[str, object]:
+    """How the file was read, where it was said: JSON values."""
+    given = dict(opts.reader)
+    if opts.block_size is not None:
+        given["block_size"] = opts.block_size
+    return {name: _as_json(given[name]) for name in sorted(given)}
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return [_as_json(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # an open end
+    return value if isinstance(value, bool | int | float | None) else str(value)

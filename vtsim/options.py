@@ -65,7 +65,8 @@ class ReplayOptions:
     swap_memory: int = 4 << 30
     """Bytes of host memory for swapped KV, for each GPU; beyond it a victim is recomputed."""
     seed: int = 0
-    """Of the VMM tail times, the only randomness there is."""
+    """Of the VMM tail times, and of the arrivals that `reader={"arrival": ...}` draws; else
+    nothing is random."""
     vmm_tail: bool = False
     """Draw VMM call times from the profile's median and p99 instead of taking the median."""
     step: bool = False
@@ -87,7 +88,8 @@ class ReplayOptions:
     block_size: int | None = None
     """Tokens a hash id of the trace stands for, where the file does not say."""
     reader: Mapping[str, object] = field(default_factory=dict)
-    """Options of the trace's reader, by name."""
+    """What else `vtsim.traces.load` is told, by its names: the reader's options, `rate`,
+    `arrival`, `window_s`, ... For a trace that is a path."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_batched_tokens"):

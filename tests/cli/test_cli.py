@@ -401,3 +401,23 @@ def test_a_broken_plug_in_is_one_line(
     assert (status, out) == (2, "")
     assert err.startswith("vtsim: ") and err.count("\n") == 1
     assert words in err
+
+
+def test_a_replay_reshapes_the_trace_and_says_so(vtsim: Callable[..., Ran], trace: Path) -> None:
+    options = ("-q", "--policy", "native", "--json", "-")
+    plain = json.loads(vtsim("replay", trace, *options)[1])
+    paced = json.loads(vtsim("replay", trace, *options, "--rate", "2", "--repeat", "2")[1])
+    assert "reader" not in plain["options"]
+    assert paced["options"]["reader"] == {"rate": 2.0, "repeats": 2}
+    assert paced["trace"]["requests"] == 2 * plain["trace"]["requests"]
+    drawn = [
+        json.loads(
+            vtsim("replay", trace, *options, "--rate", "2", "--arrival", "poisson", "--seed", seed)[
+                1
+            ]
+        )["runs"][0]["latency"]
+        for seed in (1, 2)
+    ]
+    assert drawn[0] != drawn[1]
+    assert "no option of a reader" in vtsim("replay", trace, "-o", "seed=1")[2]
+    assert "has no option 'nope'" in vtsim("replay", trace, "-o", "nope=1")[2]
