@@ -15,7 +15,7 @@ from vtsim.traces.azure_block import Block, parse_block
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.number import Where, date_time_ticks, seconds_since_1970
 from vtsim.traces.registry import Head, ReadOptions
-from vtsim.traces.source import CsvTable, Source
+from vtsim.traces.source import MOST_LINE, CsvTable, Source
 
 _QUANTUM = 1_000
 """Stamps are kept in nanoseconds: no published file has more than 100 ns."""
@@ -63,7 +63,7 @@ class _Reading:
             while not stream.readline().removeprefix(b"\xef\xbb\xbf").strip():
                 line += 1
             while data := stream.read(_BLOCK):
-                data += stream.readline()
+                data += stream.readline(MOST_LINE)
                 if not data.endswith(b"\n"):
                     data += b"\n"
                 block = parse_block(data)

@@ -69,6 +69,8 @@ class TraceBuilder:
         self._run_first = array("q")
         self._run_count = array("q")
         self._unknown_keys: set[str] = set()
+        self.line_of: dict[int, int] = {}
+        """Physical lines of rows that may wait for themselves, for that error."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -240,6 +242,7 @@ class TraceBuilder:
             raise TraceFormatError(
                 f"request {self._ids.get(error.row, error.row)!r} waits for itself",
                 path=self.source.path,
+                line=self.line_of.get(error.row),
                 field="after",
             ) from None
         except ValueError as error:

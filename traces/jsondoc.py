@@ -25,7 +25,21 @@ def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-_decoder = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse)
+def members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object's members; ValueError if a key stands twice: which one is meant, nothing says."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"key {key!r} stands twice in an object")
+            seen.add(key)
+    return members
+
+
+_decoder = json.JSONDecoder(
+    parse_float=Decimal, parse_constant=_refuse, object_pairs_hook=members_once
+)
 
 
 class JsonDocument:

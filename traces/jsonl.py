@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -10,10 +11,12 @@ from typing import Any
 import msgspec
 
 from vtsim.errors import TraceFormatError
+from vtsim.traces.jsondoc import members_once
 from vtsim.traces.number import Where
 from vtsim.traces.source import Source
 
 _BYTE = re.compile(r"\(byte (\d+)\)")
+_keys = json.JSONDecoder(object_pairs_hook=members_once, parse_int=str, parse_float=str)
 _decoder = msgspec.json.Decoder(float_hook=Decimal)
 
 
@@ -32,6 +35,11 @@ def objects(source: Source, where: Where) -> Iterator[dict[str, Any]]:
             raise _malformed(where, text, error) from None
         if type(value) is not dict:
             raise where.error(f"one JSON object a line is wanted, not a {_kind(value)}")
+        if text.count(b'":') > len(value):  # more keys than members: nested, or one stands twice
+            try:
+                _keys.decode(text.decode())
+            except (ValueError, RecursionError) as error:
+                raise where.error(f"malformed JSON: {error}") from None
         yield value
 
 

@@ -189,6 +189,8 @@ class _Rows:
         if after:
             self._after.append((number, index, where.line, after))
             self.builder.set_after(number, (), wait)
+            if where.line is not None:
+                self.builder.line_of[number] = where.line
 
     def _times(self, row: dict[str, Any]) -> tuple[int | None, list[object], int]:
         where = self.where

@@ -22,6 +22,10 @@ from vtsim.errors import TraceFormatError
 from vtsim.traces.number import Where
 
 HEAD_BYTES = 1 << 16
+MOST_LINE = 64 << 20
+"""Bytes of a line: a longer one is no request, and would fill the memory."""
+MOST_PIPED = 4 << 30
+"""Bytes that are taken from a pipe or a device, which must be held in memory."""
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _NO_TRACE = (
@@ -38,6 +42,9 @@ _NO_TRACE = (
     (b"\xfe\xff", "is UTF-16 text: save it as UTF-8"),
 )
 
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_NUL = "holds NUL bytes: it is no text file"
+
 
 class Source:
     """One input file (or a folder of them), opened as often as a reader needs."""
@@ -45,16 +52,49 @@ class Source:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._data: bytes | None = None
-        if not self.path.exists():
-            raise TraceFormatError("no such file", path=path)
+        if not str(path):
+            raise TraceFormatError("the file's name is empty", path="''")
+        try:
+            self.path.stat()
+        except FileNotFoundError:
+            raise TraceFormatError("no such file", path=path) from None
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or error
+            raise TraceFormatError(f"cannot be read: {said}", path=path) from None
         self.is_dir = self.path.is_dir()
         if not self.is_dir:
             try:
                 if not self.path.is_file():  # a pipe can be read once only
-                    self._data = self.path.read_bytes()
+                    self._data = self._piped()
                 self.head_bytes = self._check_head()
             except OSError as error:
                 raise TraceFormatError(f"cannot be read: {error.strerror}", path=path) from None
+
+    def _piped(self) -> bytes:
+        """All that comes; refused as soon as it cannot be a trace, as it may never end."""
+        held = bytearray()
+        line = 0
+        with open(self.path, "rb") as stream:
+            while block := stream.read(1 << 16):
+                held += block
+                packed = held.startswith((_GZIP, _ZSTD))
+                if not packed and b"\0" in block and not held.startswith(_UTF16):
+                    raise TraceFormatError(_NUL, path=self.path)
+                end = block.rfind(b"\n")
+                line = line + len(block) if end < 0 else len(block) - end - 1
+                if line > MOST_LINE and not packed and held[:1] not in (b"{", b"["):
+                    raise self._too_long(None)
+                if len(held) > MOST_PIPED:
+                    raise TraceFormatError(
+                        f"more than {MOST_PIPED >> 30} GiB through a pipe: save it in a file",
+                        path=self.path,
+                    )
+        return bytes(held)
+
+    def _too_long(self, line: int | None) -> TraceFormatError:
+        return TraceFormatError(
+            f"more than {MOST_LINE >> 20} MiB without a line end", path=self.path, line=line
+        )
 
     @property
     def name(self) -> str:
@@ -77,10 +117,7 @@ class Source:
                     with gzip.open(raw) as stream:
                         yield cast(IO[bytes], stream)
                 elif magic == _ZSTD:
-                    reader = zstandard.ZstdDecompressor().stream_reader(
-                        raw, read_across_frames=True
-                    )
-                    yield io.BufferedReader(cast(io.RawIOBase, reader), 1 << 20)
+                    yield io.BufferedReader(_Frames(raw), 1 << 20)
                 else:
                     yield raw
         except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
@@ -94,6 +131,8 @@ class Source:
         for magic, what in _NO_TRACE:
             if head.startswith(magic):
                 raise TraceFormatError(what, path=self.path)
+        if b"\0" in head:
+            raise TraceFormatError(_NUL, path=self.path)
         start = head[:512].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
         if start.startswith((b"<!doctype", b"<html", b"<?xml")):
             raise TraceFormatError(
@@ -124,8 +163,10 @@ class Source:
         """(physical line number, line without its end and outer blanks) of non-blank lines."""
         number = 0
         with self.open() as stream:
-            for line in stream:
+            while line := stream.readline(MOST_LINE + 1):
                 number += 1
+                if len(line) > MOST_LINE:
+                    raise self._too_long(number)
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 line = line.strip()
@@ -134,8 +175,10 @@ class Source:
 
     def _text_lines(self, number: list[int]) -> Iterator[str]:
         with self.open() as stream:
-            for line in stream:
+            while line := stream.readline(MOST_LINE + 1):
                 number[0] += 1
+                if len(line) > MOST_LINE:
+                    raise self._too_long(number[0])
                 if number[0] == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 try:
@@ -166,6 +209,37 @@ class Source:
                 ) from None
             if row and (len(row) > 1 or row[0].strip()):
                 yield first, row
+
+
+class _Frames(io.RawIOBase):
+    """The data of successive zstd frames. ZstdError if the last one is cut off."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._packed = self._data = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        while not self._data:
+            packed = self._packed or self._raw.read(1 << 13)
+            if not packed:
+                if self._frame is not None:
+                    raise zstandard.ZstdError("the data ends inside a frame (cut off?)")
+                return 0
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._data = self._frame.decompress(packed)
+            self._packed = b""
+            if self._frame.eof:
+                self._packed, self._frame = self._frame.unused_data, None
+        count = min(len(view), len(self._data))
+        view[:count] = self._data[:count]
+        self._data = self._data[count:]
+        return count
 
 
 def delimiter_of(header: str) -> str:

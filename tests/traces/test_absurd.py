@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vtsim.cli.main import run
-from vtsim.errors import ConfigError
+from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import NO_ARRIVAL
 from vtsim.traces import load
 from vtsim.traces.bundled import sample_path
@@ -84,3 +85,84 @@ def test_any_speed_scales_or_is_refused(speed: float) -> None:
         return
     timed = fast.arrival[fast.arrival != NO_ARRIVAL]
     assert 0 < int(timed.max()) < 2**63 and (timed[1:] >= timed[:-1]).all()
+
+
+ROW = '{"timestamp": 0, "input_length": 40, "output_length": 2}\n'
+
+
+def refused(path: Path | str, words: str) -> None:
+    with pytest.raises(TraceFormatError) as caught:
+        load(path)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
+def test_endless_devices(device: str) -> None:
+    if not Path(device).exists():
+        pytest.skip(f"no {device}")
+    refused(device, "holds NUL bytes")
+
+
+def test_names_that_are_no_file(tmp_path: Path) -> None:
+    refused("", "name is empty")
+    refused(tmp_path, "folder")
+    refused(tmp_path / ("n" * 300), "cannot be read")
+    refused("a\0b", "null")
+
+
+def test_nul_bytes_and_endless_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(ROW.encode() + bytes(100))
+    refused(path, "holds NUL bytes")
+    path.write_text(ROW + "x" * 2000)
+    monkeypatch.setattr("vtsim.traces.source.MOST_LINE", 1000)
+    refused(path, "x.jsonl:2: more than")
+    (tmp_path / "x.csv").write_text(
+        "arrived_at,num_prefill_tokens,num_decode_tokens\n" + "1" * 2000
+    )
+    refused(tmp_path / "x.csv", "x.csv:2: more than")
+
+
+@given(data=st.data())
+def test_zstd_that_is_cut_off(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    packed = zstandard.ZstdCompressor().compress(ROW.encode() * 50)
+    path = tmp_path_factory.mktemp("zst") / "x.jsonl.zst"
+    path.write_bytes(packed + packed)
+    assert len(load(path)) == 100
+    cut = data.draw(st.integers(4, len(packed) - 1))
+    path.write_bytes(packed[:cut])
+    refused(path, "damaged compressed data: the data ends inside a frame")
+    path.write_bytes(packed + packed[:cut])
+    refused(path, "damaged compressed data: the data ends inside a frame")
+
+
+def native(*rows: str) -> str:
+    return (
+        '{"format": "vtsim-trace", "version": 1, "block_size": 0, "tail_rule": "exact", '
+        '"hash_scope": "global", "requests": [\n' + ",\n".join(rows) + "\n]}"
+    )
+
+
+def test_a_cycle_names_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    start = '{"id": 0, "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1}'
+    rest = (
+        f'{{"id": {name}, "after": [{other}], "prompt_tokens": 1, "output_tokens": 1}}'
+        for name, other in ((1, 2), (2, 1))
+    )
+    path.write_text(native(start, *rest))
+    refused(path, "x.json:3: after: request 1 waits for itself")
+
+
+def test_keys_that_stand_twice(tmp_path: Path) -> None:
+    lines, document = tmp_path / "x.jsonl", tmp_path / "x.json"
+    twice = ROW.replace("}", ', "input_length": 41}')
+    lines.write_text(ROW + twice)
+    refused(lines, "x.jsonl:2: malformed JSON: key 'input_length' stands twice")
+    lines.write_text(ROW.replace("}", ', "note": {"a": 1, "b": "\\": "}}'))
+    assert len(load(lines)) == 1
+    row = '{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1, "output_tokens": 2}'
+    document.write_text(native(row))
+    refused(document, "x.json:2:1: malformed JSON: key 'output_tokens' stands twice")
