@@ -12,15 +12,18 @@ from vtsim.quantities import format_bytes
 INDENT = " " * 9
 
 
-def lines(replay: Replay, width: int) -> Iterator[str]:
-    """The heading, wrapped to `width` columns."""
-    for line in _facts(replay):
+def lines(
+    replay: Replay, width: int, verbose: bool = False, model: str = "", gpu: str = ""
+) -> Iterator[str]:
+    """The heading, wrapped to `width` columns. `verbose` lists the assumed numbers; `model` and
+    `gpu` as they were asked for: a file is shown beside the name that it states."""
+    for line in _facts(replay, verbose, model, gpu):
         yield from textwrap.wrap(
             line, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
         )
 
 
-def _facts(replay: Replay) -> Iterator[str]:
+def _facts(replay: Replay, verbose: bool, model_asked: str, gpu_asked: str) -> Iterator[str]:
     trace, report = replay.trace, replay.trace.report
     prompt, output = int(trace.prompt_tokens.sum()), int(trace.output_tokens.sum())
     yield (
@@ -41,15 +44,19 @@ def _facts(replay: Replay) -> Iterator[str]:
     if report.rows_moved:
         yield f"         {report.rows_moved:,} rows were out of time order and were sorted"
     for warning in report.warnings:
-        yield f"         warning: {warning}"
+        # A replay's own options say how long is too long.
+        shown = warning.replace(" (extra.overflow)", "; see --max-model-len and --on-overflow")
+        yield f"         warning: {shown}"
     model, gpu, budget, options = replay.model, replay.gpu, replay.budget, replay.options
     yield (
-        f"model    {model.name}, tp {replay.tp}, KV {options.kv_dtype}: "
+        f"model    {model.name}{_file(model_asked, model.name)}, "
+        f"tp {replay.tp}, KV {options.kv_dtype}: "
         f"{format_bytes(model.token_bytes(replay.tp))} a token, "
         f"max_model_len {replay.max_model_len:,}"
     )
     yield (
-        f"gpu      {gpu.name}: {format_bytes(budget.capacity_bytes)}; weights "
+        f"gpu      {gpu.name}{_file(gpu_asked, gpu.name)}: "
+        f"{format_bytes(budget.capacity_bytes)}; weights "
         f"{format_bytes(budget.weights_bytes)}, workspace {format_bytes(budget.workspace_bytes)}, "
         f"KV limit {format_bytes(budget.limit_bytes)}"
     )
@@ -57,7 +64,7 @@ def _facts(replay: Replay) -> Iterator[str]:
     if assumed:
         yield (
             f"assumed  {len(assumed)} of {len(gpu.provenance)} numbers of the profile have no "
-            f"source: {grouped(assumed)}"
+            + (f"source: {grouped(assumed)}" if verbose else "source (-v lists them)")
         )
     yield (
         f"options  max_num_seqs {options.max_num_seqs}, max_batched_tokens "
@@ -77,6 +84,10 @@ def _facts(replay: Replay) -> Iterator[str]:
             + f"{choice.label}: kernel {replay.kernels[choice.label]}"
             + (f", {shown_parameters}" if shown_parameters else "")
         )
+
+
+def _file(asked: str, name: str) -> str:
+    return f" ({asked})" if asked not in ("", name) else ""
 
 
 def grouped(keys: list[str]) -> str:

@@ -61,6 +61,9 @@ def run(arguments: Sequence[str]) -> int:
         where = "standard output" if error.filename is None else os.fspath(error.filename)
         return _fail(f"{where}: {error.strerror or error}", debug, USAGE_ERROR)
     except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # a bare group: its help, as it is
+            print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
+            return USAGE_ERROR
         return _fail(_say(error), debug, USAGE_ERROR)
 
 

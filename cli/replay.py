@@ -192,7 +192,7 @@ def replay(
     )
     screen = console(to_stderr=json is not None and output.is_stdout(json))
     if not quiet:
-        for line in heading.lines(replayed, screen.width):
+        for line in heading.lines(replayed, screen.width, verbose, model, gpu):
             screen.print(line, markup=False)
     with progress_bar(wanted=not quiet) as progress:
         result = replayed.run(progress)

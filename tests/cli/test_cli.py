@@ -109,7 +109,7 @@ def test_json_out_and_explain(vtsim: Callable[..., Ran], trace: Path, tmp_path: 
     status, out, _ = vtsim("explain", folder, "--request", "r5")
     assert status == 0
     assert "vtensor: request r5" in out and "paged: request r5" in out
-    assert "tokens from memory" in out and "TTFT" in out
+    assert "prefix hit " in out and "was the most possible" in out and "TTFT" in out
     status, out, _ = vtsim("explain", folder, "--request", "r5", "--policy", "paged")
     assert "vtensor" not in out
     assert vtsim("explain", folder, "--request", "r99")[0] == 2
@@ -421,3 +421,40 @@ def test_a_replay_reshapes_the_trace_and_says_so(vtsim: Callable[..., Ran], trac
     assert drawn[0] != drawn[1]
     assert "no option of a reader" in vtsim("replay", trace, "-o", "seed=1")[2]
     assert "has no option 'nope'" in vtsim("replay", trace, "-o", "nope=1")[2]
+
+
+def test_the_end_of_a_replay_compares_only_what_compares(
+    vtsim: Callable[..., Ran], trace: Path
+) -> None:
+    chosen = ("--policy", "paged", "--policy", "vtensor")
+    out = " ".join(vtsim("replay", trace, *chosen)[1].split())
+    for words in (
+        *("free than paged on average", "at worst", "x the TTFT p50", "x the TPOT p50"),
+        *("(kernels differ: flash vs flash_paged)", "kept prefixes, mean", "(-v lists them)"),
+    ):
+        assert words in out, words
+    rows = json.loads(trace.read_text())
+    rows["requests"][3]["output_tokens"] = 5000
+    trace.write_text(json.dumps(rows))
+    out = " ".join(vtsim("replay", trace, *chosen, "--max-model-len", "2048")[1].split())
+    assert "paged: rejected 1: max_model_len" in out
+    assert "see --max-model-len and --on-overflow" in out
+
+
+def test_a_bare_group_shows_its_help(vtsim: Callable[..., Ran]) -> None:
+    for group in ("trace", "calibrate"):
+        status, out, err = vtsim(group)
+        assert (status, out) == (2, "")
+        assert err.startswith(f"Usage: vtsim {group}") and "Commands:" in err
+
+
+def test_explain_refuses_tables_of_others(vtsim: Callable[..., Ran], tmp_path: Path) -> None:
+    import pandas as pd
+
+    path = tmp_path / "requests.parquet"
+    path.write_text("junk")
+    status, _, err = vtsim("explain", tmp_path, "--request", "r0")
+    assert status == 2 and "cannot be read" in err and err.count("\n") == 1
+    pd.DataFrame({"a": [1]}).to_parquet(path)
+    status, _, err = vtsim("explain", tmp_path, "--request", "r0")
+    assert status == 2 and "not a saved run's table: no column 'policy'" in err

@@ -27,6 +27,13 @@ MISSES = {
     "computing": "only sequences that still run hold them",
     "rounding": "less than the policy shares at once",
 }
+_COLUMNS = {
+    "requests": (
+        *("policy", "request", "arrival_s", "prompt_tokens", "output_tokens", "outcome", "reason"),
+        *("preemptions", "hit_tokens", "ideal_hit_tokens", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
+    ),
+    "decisions": ("policy", "request", "step", "time_s", "decision", "reason", "bytes_short"),
+}
 REJECTIONS = {
     "max_model_len": "prompt + output exceed max_model_len",
     "capacity": "it cannot fit even alone",
@@ -67,9 +74,14 @@ def _read(folder: Path, table: str) -> pd.DataFrame:
             f"{folder}: not a saved run, {path.name} is missing (replay --out makes it)"
         )
     try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
+        read = pd.read_parquet(path)
+    except Exception as error:  # pyarrow has errors of many kinds for what is no Parquet
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+    missing = [name for name in _COLUMNS[table] if name not in read.columns]
+    if missing or (table == "requests" and not len(read)):
+        why = f"no column {missing[0]!r}" if missing else "it is empty"
+        raise ConfigError(f"{path}: not a saved run's table: {why}")
+    return read
 
 
 def _story(label: str, row: dict[str, Any], decisions: pd.DataFrame) -> Iterator[str]:
@@ -116,11 +128,9 @@ def _missed(row: dict[str, Any]) -> str:
     """What of the prompt had come before in the trace and was not in memory."""
     ideal = row["ideal_hit_tokens"]
     if ideal != ideal or ideal is None:
-        return "; the trace does not say what its prompt shares"
+        return "; the trace does not say what it shares"
     ideal = min(int(ideal), row["prompt_tokens"] - 1)  # one token is always computed
-    if ideal > row["hit_tokens"]:
-        return f" of {row['prompt_tokens']:,} prompt tokens"
-    return f", all that had come before it in {row['prompt_tokens']:,} prompt tokens"
+    return f"; {ideal:,} was the most possible"
 
 
 def _words(decision: Any, following: float | None, row: dict[str, Any]) -> str:
@@ -130,7 +140,8 @@ def _words(decision: Any, following: float | None, row: dict[str, Any]) -> str:
         until = "" if following is None else f" for {format_seconds(following - decision.time_s)}"
         return f"waited{until}: {WAITS.get(reason, reason)}{missing}"
     if kind == "admit":
-        return f"admitted: {reason}{_missed(row)}"
+        hit, prompt = int(row["hit_tokens"]), row["prompt_tokens"]
+        return f"admitted: prefix hit {hit:,} of {prompt:,} tokens{_missed(row)}"
     if kind == "miss":
         word, tokens = reason.split()
         return f"missed {int(tokens):,} more tokens of its prefix: {MISSES[word]}"

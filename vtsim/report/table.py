@@ -134,12 +134,23 @@ DETAILS: tuple[tuple[str, tuple[Row, ...]], ...] = (
 def comparison(result: RunResult, width: int, verbose: bool = False) -> Iterator[RenderableType]:
     """Tables that fit `width`, then the differences in words. `verbose` adds categories,
     latencies, and operations by kind."""
-    sections = SECTIONS + (DETAILS + (_operations(result),) if verbose else ())
+    sections = _with_kept(result) + (DETAILS + (_operations(result),) if verbose else ())
     columns = max(1, (width - LABEL_WIDTH - 4) // (COLUMN_WIDTH + 3))
     for start in range(0, len(result.runs), columns):
         yield _table(list(result.runs[start : start + columns]), sections)
-    words = [*_details(result), *_in_words(result)]
+    words = [*_rejections(result), *_details(result), *_in_words(result)]
     yield from ("", *words) if words else ()
+
+
+def _with_kept(result: RunResult) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+    """SECTIONS, with what is held for later in the first one, where any policy holds some."""
+    kept = tuple(
+        _shown(f"  {words}, mean", _at("memory", "mean_bytes", name), format_bytes)
+        for name, words in (("kv_prefix", "kept prefixes"), ("kv_pooled", "pooled"))
+        if any(run.summary["memory"]["mean_bytes"][name] for run in result.runs)
+    )
+    (title, rows), *others = SECTIONS
+    return ((title, (*rows[:3], *kept, *rows[3:])), *others)
 
 
 def _operations(result: RunResult) -> tuple[str, tuple[Row, ...]]:
@@ -188,6 +199,14 @@ def _cells(row: Row, runs: list[PolicyRun]) -> list[str]:
     ]
 
 
+def _rejections(result: RunResult) -> Iterator[str]:
+    for run in result.runs:
+        reasons = run.summary["requests"]["rejected_by_reason"]
+        if reasons:
+            each = ", ".join(f"{count:,}: {reason}" for reason, count in reasons.items())
+            yield f"{run.label}: rejected {each}"
+
+
 def _details(result: RunResult) -> Iterator[str]:
     """Facts of one policy only, such as the derived and the measured size of its pool."""
     for run in result.runs:
@@ -208,6 +227,9 @@ def _in_words(result: RunResult) -> Iterator[str]:
         rate, base = (run["throughput"]["output_tokens_per_s"] for run in (mine, theirs))
         speed = f", {rate / base:.2f}x the tokens/s" if base else ""
         more = "more" if free >= 0 else "less"
+        worst = mine["memory"]["free_bytes"]["min"] - theirs["memory"]["free_bytes"]["min"]
+        worst_words = f"{format_bytes(abs(worst))} {'more' if worst >= 0 else 'less'} at worst"
+        speed += _ratio("TTFT p50", mine, theirs) + _ratio("TPOT p50", mine, theirs)
         done, others = (run["requests"]["completed"] for run in (mine, theirs))
         if done != others:
             yield (
@@ -215,9 +237,16 @@ def _in_words(result: RunResult) -> Iterator[str]:
                 "their figures do not compare"
             )
             continue
-        kernels = f" (kernels differ: {subject.kernel}, {other.kernel})"
+        kernels = f" (kernels differ: {subject.kernel} vs {other.kernel})"
         note = kernels if subject.kernel != other.kernel else ""
         yield (
             f"{subject.label} leaves {format_bytes(abs(free))} {more} free than {other.label} "
-            f"on average{speed}{note}"
+            f"on average, {worst_words}{speed}{note}"
         )
+
+
+def _ratio(name: str, mine: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """`, 0.98x the TTFT p50`; nothing where one of them has none."""
+    latency, part = name.casefold().split()
+    own, base = (run["latency"][f"{latency}_s"][part] for run in (mine, theirs))
+    return f", {own / base:.2f}x the {name}" if own is not None and base else ""
