@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from vtsim.cli.console import console
+
+LABEL_WIDTH, NUMBER_WIDTH = 48, 12
 
 
 def print_facts(facts: dict[str, Any]) -> None:
@@ -16,30 +19,33 @@ def print_facts(facts: dict[str, Any]) -> None:
     trace = facts["trace"]
     out.print(f"{trace['path']}: {trace['format']}, sha256 {trace['sha256'][:16]}", markup=False)
     out.print(facts["rows_text"], markup=False)
-    _lengths(out, facts)
-    _arrivals(out, facts)
-    _sharing(out, facts)
+    for show in (_lengths, _arrivals, _sharing):
+        out.print()
+        show(out, facts)
     for line in facts["warnings"]:
         out.print(f"warning: {line}", markup=False, style="yellow")
 
 
+def _plain(title: str, *columns: str) -> Table:
+    """As `replay` prints: a rule below the head, and one row a fact, so that no number is cut."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(title, header_style="dim", min_width=LABEL_WIDTH)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True, min_width=NUMBER_WIDTH)
+    return table
+
+
 def _lengths(out: Console, facts: dict[str, Any]) -> None:
-    table = Table(title="tokens", title_justify="left")
-    columns = ("total", "mean", "min", "p25", "p50", "p75", "p90", "p95", "p99", "max")
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for label, key in (("prompt", "prompt_tokens"), ("output", "output_tokens")):
-        values = facts[key]
-        table.add_row(label, *(f"{values[name]:,.0f}" for name in columns))
+    table = _plain("tokens", "prompt", "output")
+    prompt, output = facts["prompt_tokens"], facts["output_tokens"]
+    for name in ("total", "mean", "min", "p25", "p50", "p75", "p90", "p95", "p99", "max"):
+        table.add_row(name, f"{prompt[name]:,.0f}", f"{output[name]:,.0f}")
     out.print(table)
 
 
 def _arrivals(out: Console, facts: dict[str, Any]) -> None:
     arrivals, sessions = facts["arrivals"], facts["sessions"]
-    table = Table(title="arrivals and conversations", title_justify="left", show_header=False)
-    table.add_column("what")
-    table.add_column("value", justify="right")
+    table = _plain("arrivals and conversations", "")
     table.add_row("requests", f"{facts['requests']:,}")
     table.add_row("span", f"{arrivals['span_s']:,.3f} s")
     if arrivals["made"]:
@@ -60,12 +66,12 @@ def _arrivals(out: Console, facts: dict[str, Any]) -> None:
 
 def _sharing(out: Console, facts: dict[str, Any]) -> None:
     sharing = facts["sharing"]
+    table = _plain("sharing, infinite cache", "")
     if sharing is None:
+        table.add_row("ideal prefix hit, of prompt tokens", "-")
+        out.print(table)
         out.print("sharing: unknown (no hash ids, no turns of sessions)")
         return
-    table = Table(title="sharing, infinite cache", title_justify="left", show_header=False)
-    table.add_column("what")
-    table.add_column("value", justify="right")
     total = facts["prompt_tokens"]["total"]
     table.add_row("ideal prefix hit, of prompt tokens", f"{100 * sharing['hit_rate']:.2f} %")
     table.add_row("ideal prefix hit", f"{sharing['hit_tokens']:,} tokens")

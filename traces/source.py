@@ -82,7 +82,7 @@ class Source:
                     raise TraceFormatError(_NUL, path=self.path)
                 end = block.rfind(b"\n")
                 line = line + len(block) if end < 0 else len(block) - end - 1
-                if line > MOST_LINE and not packed and held[:1] not in (b"{", b"["):
+                if line > MOST_LINE and not packed and bytes(held[:1]) not in (b"{", b"["):
                     raise self._too_long(None)
                 if len(held) > MOST_PIPED:
                     raise TraceFormatError(

@@ -218,7 +218,8 @@ def rows_text(trace: Trace) -> str:
     """Rows read = kept + dropped by reason, and what was taken off all arrivals, in one line."""
     report = trace.report
     dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(report.dropped.items()))
-    said = f"{report.rows_read} rows read = {report.rows_kept} kept + "
+    rows = "row" if report.rows_read == 1 else "rows"
+    said = f"{report.rows_read} {rows} read = {report.rows_kept} kept + "
     said += f"{sum(report.dropped.values())} dropped ({dropped})" if dropped else "0 dropped"
     if report.removed_offset_s:
         said += f"; the first arrival, {report.removed_offset_s:.10g} s, is taken as 0"

@@ -103,3 +103,25 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert status == 2 and "pip install matplotlib" in capsys.readouterr().err
     else:
         assert status == 0 and picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("sample", ["chat", "multi-turn"])
+def test_no_number_is_cut_at_80_columns(
+    sample: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["trace", "info", str(sample_path(sample))]) == 0
+    text = capsys.readouterr().out
+    trace = load(sample_path(sample))
+    assert "\u2026" not in text and max(map(len, text.splitlines())) <= 80
+    for total in (trace.prompt_tokens.sum(), trace.output_tokens.sum()):
+        assert f"{int(total):,}" in text
+    hit = next(x for x in text.splitlines() if x.startswith("ideal prefix hit, of prompt tokens"))
+    assert hit.split()[-1] == ("-" if sample == "chat" else "%")
+
+
+def test_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text(ROW)
+    assert run(["trace", "info", str(path), "--block-size", "16"]) == 0
+    assert "1 row read = 1 kept" in capsys.readouterr().out
