@@ -18,7 +18,7 @@ import numpy as np
 from vtsim.errors import TraceFormatError
 from vtsim.request import IntArray, ReadReport, Tick, Trace
 from vtsim.traces.ids import renumbered
-from vtsim.traces.number import plain
+from vtsim.traces.number import MAX_TICK, plain, seconds_text
 from vtsim.traces.order import WaitsForItself, in_time_order
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class TraceBuilder:
         self._run_first = array("q")
         self._run_count = array("q")
         self._unknown_keys: set[str] = set()
+        self._earliest, self._latest = 1, 0
+        """What lies within 64-bit picoseconds of the first arrival; none is known yet."""
         self.line_of: dict[int, int] = {}
         """Physical lines of rows that may wait for themselves, for that error."""
 
@@ -96,6 +98,8 @@ class TraceBuilder:
         `arrival` counts quanta, None where `after` rules. Hash ids are any hashable names.
         """
         row = len(self.prompts)
+        if arrival is not None and not self._earliest <= arrival <= self._latest:
+            self._set_reach(arrival)
         self.arrivals.append(arrival)  # type: ignore[arg-type]
         self.prompts.append(prompt)
         self.outputs.append(output)
@@ -118,6 +122,18 @@ class TraceBuilder:
         self.report.rows_read += 1
         return row
 
+    def _set_reach(self, arrival: int) -> None:
+        """Of the first arrival; TraceFormatError for one that is out of its reach."""
+        if self._earliest <= self._latest:
+            raise self.where.error(
+                f"arrives more than the {MAX_TICK // 10**12:,} s that 64-bit picoseconds hold "
+                "before or behind the first request",
+                "arrival",
+                seconds_text(arrival * self.quantum) + " s",
+            )
+        reach = MAX_TICK // self.quantum
+        self._earliest, self._latest = arrival - reach, arrival + reach
+
     @property
     def waits(self) -> int:
         """Rows that wait for others."""
@@ -133,6 +149,9 @@ class TraceBuilder:
 
     def set_after(self, row: int, after: tuple[int, ...], wait: Tick) -> None:
         """Makes `row` arrive `wait` ticks after the last of the rows `after` has finished."""
+        if wait > MAX_TICK:
+            said = f"is longer than the {MAX_TICK // 10**12:,} s that 64-bit picoseconds hold"
+            raise self.where.error(said, "wait", seconds_text(wait) + " s")
         self._after[row] = after
         self._wait[row] = wait
 

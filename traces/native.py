@@ -128,7 +128,7 @@ class _Rows:
             tail_rule=header.get("tail_rule", "exact"),
             hash_scope=header.get("hash_scope", "global"),
         )
-        self.where = source.where()
+        self.where = self.builder.where
         self._row_of: dict[object, int] = {}
         self._after: list[tuple[int, int, int | None, list[object]]] = []
 
