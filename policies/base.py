@@ -41,6 +41,9 @@ class Policy:
     refusals_last: ClassVar[bool] = True
     """False: a first chunk that is refused may be granted after steps that `headroom` promised."""
 
+    hidden_units: int = 1
+    """Units that compute hides in a step, as the cost model states it."""
+
     def __init__(self, parameters: Any = None, *, placement: bool = False) -> None:
         self.options = self.parameters_type() if parameters is None else parameters
         self.placement = placement
@@ -59,6 +62,11 @@ class Policy:
         for (None: that is not known)."""
         known = self.known.foresight if foresight is None else foresight
         self.known = Knowledge(Work.of(model, tp), known)
+
+    def learn_costs(self, hidden_units: int) -> None:
+        """Before `setup`: how many units the cost model creates and maps within its shortest decode
+        step, for policies that spread their work by it. Stated costs, never measured ones."""
+        self.hidden_units = hidden_units
 
     @property
     def oracle(self) -> str:

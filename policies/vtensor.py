@@ -44,13 +44,14 @@ UNMAP, COPY = int(OpKind.UNMAP), int(OpKind.COPY)
 
 @dataclass(frozen=True, slots=True)
 class VTensorParameters:
-    """`retain_bytes` None is 5 % of the limit. `adopt`: which parked vTensor a create takes.
-    `evict`: which record goes first; `belady` is an oracle."""
+    """`lookahead` adaptive: one step, and so much more for some that no step has more to map than
+    compute hides, as the cost model states it. `retain_bytes` None is 5 % of the limit. `adopt`:
+    which parked vTensor a create takes. `evict`: which record goes first; `belady` is an oracle."""
 
     layout: Literal["token_major", "kv_split", "per_layer"] = "token_major"
     chunk: int = 2 << 20
     initial_tokens: int = 0
-    lookahead: int = 1
+    lookahead: int | Literal["adaptive"] = 1
     release: Literal["unmap", "park"] = "unmap"
     retain: Literal["all", "watermark", "none"] = "all"
     retain_bytes: int | None = None
@@ -61,8 +62,9 @@ class VTensorParameters:
 
     def __post_init__(self) -> None:
         for name in ("initial_tokens", "lookahead"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"vtensor.{name}: must be >= 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value != "adaptive" and value < 0:
+                raise ConfigError(f"vtensor.{name}: must be >= 0, got {value}")
         if self.retain_bytes is not None and self.retain_bytes < 0:
             raise ConfigError(f"vtensor.retain_bytes: must be >= 0, got {self.retain_bytes}")
 
@@ -110,18 +112,24 @@ class VTensorPolicy(Policy):
     def kv_layout(self, model: ModelSpec, tp: int, max_model_len: int) -> KVLayout:
         options = self.options
         longest = max_model_len + self._lead() + options.initial_tokens
+        if options.lookahead == "adaptive":
+            # A sequence is mapped less than a period further, whatever that is in tokens.
+            kv = KVLayout.build(model, tp, options.layout, options.chunk, longest)
+            longest += kv.period_tokens
         return KVLayout.build(model, tp, options.layout, options.chunk, longest)
 
     def _lead(self) -> int:
         """Tokens mapped ahead: a plan submitted when step t starts is for step t + 1, so looking
         ahead by one needs no more than the step itself does."""
-        return max(0, self.options.lookahead - 1)
+        lookahead = self.options.lookahead
+        return 0 if lookahead == "adaptive" else max(0, lookahead - 1)
 
     def setup(self, device: DeviceInfo, kv: KVLayout, limit_bytes: int) -> Plan:
         check_chunk_bytes(kv.chunk_bytes, device.granularity_bytes)
         options = self.options
         self.kv = kv
-        self.lookahead = options.lookahead
+        self._adaptive = options.lookahead == "adaptive"
+        self.lookahead = 1 if options.lookahead == "adaptive" else options.lookahead
         self.limit_bytes = limit_bytes
         if options.tail == "recompute":
             self.grain_tokens = kv.period_tokens
@@ -236,7 +244,15 @@ class VTensorPolicy(Policy):
         """Tokens to map beyond those held: none before the prompt's last chunk."""
         if held < seq.prompt_tokens:
             return 0
+        if self._adaptive:
+            return self._further(held) + self.options.initial_tokens
         return self._lead_tokens + self.options.initial_tokens
+
+    def _further(self, held: int) -> int:
+        """Tokens that a sequence about to decode is mapped further, so that it does not need its
+        chunks in a step that has as many to map as compute hides. By the stated costs, and by who
+        decodes now: never by a measured time."""
+        return self._growth.least_ahead(held, max(0, self.hidden_units - 1))
 
     def _share(self, plan: Plan, vtensor: VTensor, record: Record, tokens: int) -> None:
         """Map the record's full units and copy the rest of the match."""
@@ -281,6 +297,7 @@ class VTensorPolicy(Policy):
                 vtensor.mapped,
                 self.kv.unit_tokens(vtensor.mapped),
                 seq.order,
+                self._further(vtensor.tokens) if self._adaptive else 0,
             )
 
     # -- extend -----------------------------------------------------------------------------------

@@ -30,11 +30,12 @@ from vtsim.metrics.progress import Progress, ReportingRecorder
 from vtsim.metrics.recorder import Recorder
 from vtsim.metrics.result import PolicyRun, RunResult
 from vtsim.options import ReplayOptions
-from vtsim.ports import MemoryBackend
+from vtsim.plan import KINDS, OpKind
+from vtsim.ports import MemoryBackend, StepShape
 from vtsim.quantities import format_bytes
 from vtsim.registry import BACKENDS, PolicyChoice, choose_kernels, choose_policies
 from vtsim.request import IntArray, Trace
-from vtsim.spec import GpuSpec, ModelSpec, load_model
+from vtsim.spec import GpuSpec, KVLayout, ModelSpec, load_model
 from vtsim.traces import load
 from vtsim.traces.pace import scale_speed
 from vtsim.traces.stats import ideal_prefix_hits
@@ -314,6 +315,8 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         check=opts.check,
     )
     executor = CostModel(replay.model, gpu, replay.tp, kernel)
+    if hasattr(policy, "learn_costs"):
+        policy.learn_costs(_hidden_units(executor, gpu, kv))
     backend = replay.make_backend(
         info,
         kv,
@@ -359,6 +362,14 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
         details=details,
         driver_calls=tuple(backend.calls()) if opts.log else None,
     )
+
+
+def _hidden_units(executor: CostModel, gpu: GpuSpec, kv: KVLayout) -> int:
+    """Units of new memory that the shortest decode step hides, by median costs; at least 1."""
+    counts = [0] * KINDS
+    counts[OpKind.CREATE] = counts[OpKind.MAP] = kv.arenas
+    each = VmmTimes(gpu, kv.chunk_bytes).counts(counts, 0, 0, 0)
+    return max(1, executor.step(StepShape(1, 1)) // each) if each else 1 << 60
 
 
 def _with_choices(replay: Replay, choice: PolicyChoice, policy: Any) -> Any:

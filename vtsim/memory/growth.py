@@ -21,6 +21,8 @@ class Growth:
     """
 
     __slots__ = (
+        "_ahead",
+        "_ahead_sum",
         "_asleep",
         "_base",
         "_buckets",
@@ -61,6 +63,8 @@ class Growth:
         self._mapped: dict[int, int] = {}  # the same members -> units mapped
         self._wakes: list[tuple[int, int]] = []
         self._orders: dict[int, int] = {}  # only with `ordered`
+        self._ahead: dict[int, int] = {}  # member -> tokens mapped for it beyond the lead, if any
+        self._ahead_sum = 0
         self.changes = 0
         """Counts joins, leaves and advances: equal numbers, equal answers."""
         self._buckets: list[dict[int, int]] | None = (
@@ -76,10 +80,10 @@ class Growth:
     @property
     def total_tokens(self) -> int:
         """Tokens of all members together."""
-        return self._sum + len(self._base) * self._clock
+        return self._sum - self._ahead_sum + len(self._base) * self._clock
 
     def tokens(self, member: int) -> int:
-        return self._base[member] + self._clock
+        return self._base[member] + self._clock - self._ahead.get(member, 0)
 
     def mapped(self, member: int) -> int:
         """Units the member has: what its length and the lead need, or what it brought along."""
@@ -87,12 +91,25 @@ class Growth:
             return self._mapped[member]
         return self._units(self._base[member] + self._clock + self._lead)
 
-    def join(self, member: int, tokens: int, mapped: int, covered_tokens: int, order: int) -> None:
+    def join(
+        self,
+        member: int,
+        tokens: int,
+        mapped: int,
+        covered_tokens: int,
+        order: int,
+        ahead: int = 0,
+    ) -> None:
         """A member with `tokens` tokens and `mapped` units, which hold `covered_tokens` tokens.
 
         More units than the length and lead need is fine: the member sleeps until they are full.
+        `ahead`: this member is mapped so many tokens further than the lead.
         """
         self.changes += 1
+        if ahead:
+            self._ahead[member] = ahead
+            self._ahead_sum += ahead
+            tokens += ahead
         base = tokens - self._clock
         self._base[member] = base
         if self._buckets is not None:
@@ -121,7 +138,25 @@ class Growth:
                 del self._buckets[phase][member]
         self._mapped.pop(member, None)
         self._orders.pop(member, None)
+        if self._ahead:
+            ahead = self._ahead.pop(member, 0)
+            self._ahead_sum -= ahead
+            base -= ahead
         return base + self._clock, mapped
+
+    def least_ahead(self, tokens: int, most: int) -> int:
+        """How far ahead a member of `tokens` tokens must be mapped so that at most `most` others
+        need units in the same step; within a period, the step with the fewest if none is. Pure."""
+        hist, period = self._hist, self._period
+        phase = (tokens - self._clock) % period
+        best = 0
+        for ahead in range(period):
+            others = hist[(phase + ahead) % period]
+            if others <= most:
+                return ahead
+            if others < hist[(phase + best) % period]:
+                best = ahead
+        return best
 
     # -- what steps need --------------------------------------------------------------------------
 
