@@ -43,16 +43,16 @@ SMALL = Case(
     ),
     tokens_in_chunks=(4, 1),
     max_model_len=40,
-    limit_tokens=36,
+    limit_tokens=20,
     limit_units=1,
-    limits=Limits(max_batched_tokens=16),
+    limits=Limits(max_batched_tokens=16, admit="chunk"),
 )
 """Pressure enough for evictions and a preemption; see `small_case` for policies that need more."""
 
 
 def small_case(make: MakePolicy) -> Case:
     """`SMALL` with the least memory in which most of it completes."""
-    for limit_tokens in (36, 60, 93, 130):
+    for limit_tokens in (20, 60, 93, 130):
         case = replace(SMALL, limit_tokens=limit_tokens)
         if run_case(case, make(False)).rejections <= 1:
             return case
@@ -110,7 +110,8 @@ def test_a_leap_that_the_device_refuses_is_not_taken() -> None:
     trace = make_trace([Ask(0, 4, 40), Ask(0, 4, 12)])
     refused_leaps = 0
     for call in range(4, 24):
-        journal: Any = Journal(Counted(VTensorParameters()))
+        policy: Any = Counted(VTensorParameters())
+        journal: Any = Journal(policy)
         token_bytes = (2 << 20) // 4
         model = toy_model(token_bytes)
         kv = journal.kv_layout(model, 1, 64)

@@ -15,7 +15,7 @@ from vtsim.policies.native import NativePolicy
 from vtsim.policies.paged import PagedPolicy
 from vtsim.policies.vtensor import VTensorParameters, VTensorPolicy
 from vtsim.ports import Headroom
-from vtsim.testing.conformance import check_policy
+from vtsim.testing.conformance import check_policy, check_refusals, maker
 
 BROKEN: list[tuple[type, str]] = []
 
@@ -342,6 +342,12 @@ def test_is_caught(broken: type, message: str) -> None:
     with pytest.raises((AssertionError, InvariantError)) as raised:
         check_policy(broken, parameters, seeds=range(30))
     assert message in str(raised.value)
+
+
+def test_refusals_alone_catch_what_cannot_be_undone() -> None:
+    with pytest.raises(AssertionError, match="undoing a decision is not exact"):
+        for seed in range(5):
+            check_refusals(maker(RemembersWhatWasUndone), seed)
 
 
 def test_a_failure_says_where() -> None:

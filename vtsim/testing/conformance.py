@@ -187,19 +187,43 @@ def _check_answers(run: Ran) -> None:
 
 
 class WatchedJournal(Journal):
-    """A journal that compares the state after each undoing with that before the decision."""
+    """A journal that notes which decision was undone, and compares the state then with that before
+    decision number `watch` (from 1)."""
 
-    _before: object = None
-    undone = 0
+    watch = 0
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__(policy)
+        self._decisions = 0
+        self._before: object = None
 
     def _call(self, name: str, *arguments: Any) -> Plan | Shortage:
-        self._before = fingerprint(self.policy)
+        self._decisions += 1
+        if self._decisions == self.watch:
+            self._before = fingerprint(self.policy)
         return super()._call(name, *arguments)
 
     def rollback(self, plan: Plan) -> None:
         super().rollback(plan)
-        self.undone += 1
+        if not self.watch:
+            raise Undone(self._decisions)
+        assert self._decisions == self.watch, "the same run was refused in another decision"
         assert fingerprint(self.policy) == self._before, "undoing a decision is not exact"
+
+
+def _watching(decision: int) -> type[WatchedJournal]:
+    class Watching(WatchedJournal):
+        watch = decision
+
+    return Watching
+
+
+class Undone(Exception):
+    """Which decision has been undone; the run ends there."""
+
+    def __init__(self, decision: int) -> None:
+        self.decision = decision
+        super().__init__(f"decision {decision} was undone")
 
 
 def check_refusals(make: MakePolicy, seed: int, most: int | None = None) -> int:
@@ -237,14 +261,19 @@ def refuse_call(
 ) -> Ran | BackendError | CapacityError:
     """One run in which operation `call` is refused: it ends with everything answered, or says that
     what must not fail (retire, teardown; the set-up) has failed."""
-    try:
-        run = run_case(
-            case, make(placement), placement=placement, fail_at=call, journal=WatchedJournal
-        )
-    except (BackendError, CapacityError) as error:
-        return error
-    _check_answers(run)
-    return run
+    journal = WatchedJournal
+    while True:
+        try:
+            run = run_case(
+                case, make(placement), placement=placement, fail_at=call, journal=journal
+            )
+        except Undone as undone:  # now known: comparing states at every decision takes long
+            journal = _watching(undone.decision)
+        except (BackendError, CapacityError) as error:
+            return error
+        else:
+            _check_answers(run)
+            return run
 
 
 def _say_where(error: Exception, make: MakePolicy, seed: int, case: Case) -> None:
