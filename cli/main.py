@@ -19,8 +19,9 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: unwinds like Ctrl-C, so that nothing half-written stays behind."""
+class Terminated(BaseException):
+    """SIGTERM or SIGHUP: unwinds like Ctrl-C, so that nothing half-written stays behind. No
+    `KeyboardInterrupt`, which typer would answer for us, forgetting which signal it was."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

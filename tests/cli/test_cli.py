@@ -234,7 +234,17 @@ def start(*arguments: object, **environment: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "words"),
+    [
+        (signal.SIGINT, 130, b"vtsim: interrupted\n"),
+        (signal.SIGTERM, 143, b"vtsim: terminated\n"),
+        (signal.SIGHUP, 129, b"vtsim: terminated\n"),
+    ],
+)
+def test_signals_leave_nothing_behind(
+    tmp_path: Path, number: signal.Signals, status: int, words: bytes
+) -> None:
     long = write_trace(tmp_path / "long.json", requests=3000, output=2000)
     outputs = ("--json", tmp_path / "a.json", "--out", tmp_path / "run")
     process = start("replay", long, "--step", *outputs)
@@ -242,10 +252,10 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     while b"policies" not in process.stdout.readline():  # the heading: the run begins
         pass
     time.sleep(0.3)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err == b"vtsim: interrupted\n"
+    assert process.returncode == status
+    assert err == words
     assert sorted(path.name for path in tmp_path.iterdir()) == ["long.json"]
 
 

@@ -168,7 +168,7 @@ class RunResult:
         parts = [(run.label, getattr(run, table)) for run in self.runs]
         # Empty frames have no useful dtypes and would turn the others' columns into objects.
         filled = [(label, part) for label, part in parts if len(part)] or parts[:1]
-        whole = pd.concat([part for _, part in filled], ignore_index=True)
+        whole: pd.DataFrame = pd.concat([part for _, part in filled], ignore_index=True)
         labels = [label for label, part in filled for _ in range(len(part))]
         whole.insert(0, "policy", labels)
         return whole

@@ -90,7 +90,7 @@ def _story(label: str, row: dict[str, Any], decisions: pd.DataFrame) -> Iterator
         f"{row['output_tokens']:,} output tokens: {_ending(row)}"
     )
     yield _line(row["arrival_s"], None, "arrived")
-    made = list(decisions.itertuples(index=False))
+    made: list[Any] = list(decisions.itertuples(index=False))
     if made and made[0].time_s > row["arrival_s"] and made[0].decision in ("wait", "admit"):
         queued = format_seconds(made[0].time_s - row["arrival_s"])
         yield _line(row["arrival_s"], None, f"waited for {queued}: a step ran or others came first")
