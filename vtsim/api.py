@@ -299,6 +299,11 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
     if real or opts.fail_at is not None:  # a plan may be refused, and must then be undone
         policy = Journal(policy)
     kv = policy.kv_layout(replay.model, replay.tp, replay.max_model_len)
+    if kv.chunk_bytes > gpu.capacity_bytes:
+        raise ConfigError(
+            f"{choice.label}: a chunk of {format_bytes(kv.chunk_bytes)} is more than the "
+            f"{format_bytes(gpu.capacity_bytes)} of {gpu.name}"
+        )
     # Handles under the card's own granularity are vAttention's: only the simulator has its driver.
     patched = not real and kv.chunk_bytes < gpu.granularity_bytes
     info = device_info(gpu, patched_pages=patched)
