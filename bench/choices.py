@@ -99,6 +99,8 @@ def main() -> None:
     need = needed_bytes(trace, options)
     print(f"{trace.name}: {len(trace):,} requests, speed {asked.speed}; they need ", end="")
     print(f"{need / 2**30:.2f} GiB\n")
+    # A card with room for all of it and the weights, of the same speed.
+    options["gpu_memory"] = int(need * max(map(Fraction, asked.shares))) + (64 << 30)
     for share in map(Fraction, asked.shares):
         limit = int(need * share)
         print(f"{share} of it, {limit / 2**30:.2f} GiB:\n\n{HEAD}\n|---{'|---:' * 7}|")
