@@ -46,7 +46,8 @@ UNMAP, COPY = int(OpKind.UNMAP), int(OpKind.COPY)
 class VTensorParameters:
     """`lookahead` adaptive: one step, and so much more for some that no step has more to map than
     compute hides, as the cost model states it. `retain_bytes` None is 5 % of the limit. `adopt`:
-    which parked vTensor a create takes. `evict`: which record goes first; `belady` is an oracle."""
+    which parked vTensor a create takes. `evict`: which record goes first; `belady` is an oracle.
+    `inplace`: a prompt that continues a whole record goes on in its slot: no map, no copy."""
 
     layout: Literal["token_major", "kv_split", "per_layer"] = "token_major"
     chunk: int = 2 << 20
@@ -59,6 +60,7 @@ class VTensorParameters:
     prefix_cache: bool = True
     evict: EvictionRule = "lru"
     tail: Literal["copy", "recompute"] = "copy"
+    inplace: bool = False
 
     def __post_init__(self) -> None:
         for name in ("initial_tokens", "lookahead"):
@@ -79,6 +81,8 @@ class VTensor:
     mapped: int
     """Units, shared ones included; while it decodes `Growth` counts."""
     tokens: int
+    origin: Record | None = None
+    """The record that it continues in place: their slot is one."""
 
 
 @dataclass(slots=True)
@@ -88,6 +92,8 @@ class Recorded:
     slot: int
     leaf: Extent | None
     units: int
+    user: VTensor | None = None
+    """The vTensor that continues it in place."""
 
 
 @dataclass(slots=True)
@@ -152,6 +158,7 @@ class VTensorPolicy(Policy):
         self._still_tokens = 0  # of prompts in progress and leaving sequences
         self._leaving_units = 0  # their own
         self._leaving_mapped = 0  # shared ones included
+        self._continued = 0  # records whose slot a sequence goes on in
         self._foreseen = (-1, 0), 0  # (changes, steps) of the growth, and their demand
         self._keeps_all = options.retain == "all"
         retain = options.retain_bytes
@@ -189,12 +196,13 @@ class VTensorPolicy(Policy):
         kv = self.kv
         held = match.tokens + tokens
         record: Record | None = match.handle
-        shared = kv.full_units(match.tokens)
+        inplace = self._goes_on(record, match.tokens)
+        shared = record.payload.units if inplace and record else kv.full_units(match.tokens)
         units = kv.units(held + self._ahead(seq, held))
         missing = max(units, kv.units(whole_tokens)) - shared - self._reach()
         if record is not None:
             missing += self._extents.idle_units(record.payload.leaf)
-        no_slot = self._slot_shortage(record)
+        no_slot = 0 if inplace else self._slot_shortage(record)
         if missing > 0 or no_slot:
             return Shortage(
                 max(0, missing) * self._unit_bytes,
@@ -210,12 +218,18 @@ class VTensorPolicy(Policy):
             if shared:
                 leaf = self._extents.branch(record.payload.leaf, shared)
                 self._extents.hold(leaf)
-        if self._slots.parked and record is None:
+        if inplace and record is not None:
+            slot, mapped = record.payload.slot, shared
+        elif self._slots.parked and record is None:
             slot, mapped = self._slots.adopt(units)
         else:
             slot, mapped = self._new_slot(plan, record), shared
         vtensor = VTensor(slot, leaf, shared, mapped, 0)
-        if record is not None:
+        if inplace and record is not None:
+            vtensor.origin = record
+            record.payload.user = vtensor
+            self._continued += 1
+        elif record is not None:
             self._share(plan, vtensor, record, match.tokens)
         self._vset[seq.index] = vtensor
         self._shared_units += shared
@@ -225,6 +239,13 @@ class VTensorPolicy(Policy):
         vtensor.tokens = held
         self._decode_if_complete(seq, vtensor)
         return self._close(plan)
+
+    def _goes_on(self, record: Record | None, tokens: int) -> bool:
+        """A match of `tokens` can be continued where it lies: it is all of its record, which nobody
+        else continues. The record stays for others, who share it as ever."""
+        if record is None or not self.options.inplace:
+            return False
+        return tokens == record.tokens and record.payload.user is None
 
     def extend_prompt(self, seq: Sequence, tokens: int) -> Plan | Shortage:
         vtensor = self._vset[seq.index]
@@ -416,16 +437,40 @@ class VTensorPolicy(Policy):
             self._placed.unmap(vtensor.slot, units)
         self._extents.record(leaf)
         self._extents.drop(vtensor.leaf)
-        self._prefixes.insert(content, tokens, Recorded(vtensor.slot, leaf, units))
+        origin = vtensor.origin
+        uses = 1 if origin is None else origin.uses
+        self._prefixes.insert(content, tokens, Recorded(vtensor.slot, leaf, units), uses)
+        if origin is not None:  # the new record begins with all of it, in the same slot
+            self._part(vtensor)
+            self._prefixes.remove(origin, evicted=False)
+            self._extents.forget(origin.payload.leaf)
         return True
+
+    def _part(self, vtensor: VTensor) -> None:
+        """`vtensor` and the record that it continues have no more to do with each other."""
+        if vtensor.origin is not None:
+            vtensor.origin.payload.user = None
+            vtensor.origin = None
+            self._continued -= 1
 
     def _let_go(self, plan: Plan, vtensor: VTensor) -> None:
         """Park a vTensor as it is, or unmap it and pool its units."""
         if self._parks and not vtensor.shared and vtensor.mapped:
             self._slots.park(vtensor.slot, vtensor.mapped)
             return
+        self._unmap_own(plan, vtensor)
+
+    def _unmap_own(self, plan: Plan, vtensor: VTensor) -> None:
+        """Unmap a vTensor's slot; where it continues a record, down to what is the record's."""
         freed = vtensor.mapped - vtensor.shared + self._extents.drop(vtensor.leaf)
-        self._unmap_all(plan, vtensor.slot, vtensor.mapped, freed)
+        if vtensor.origin is None:
+            self._unmap_all(plan, vtensor.slot, vtensor.mapped, freed)
+            return
+        self._part(vtensor)
+        plan.counts[UNMAP] += freed * self._arenas
+        self._pool.give(freed)
+        if self._placed is not None:
+            self._placed.unmap(vtensor.slot, vtensor.shared)
 
     @property
     def _parks(self) -> bool:
@@ -472,6 +517,10 @@ class VTensorPolicy(Policy):
         assert record is not None, "nothing left to evict: the caller did not check"
         self._prefixes.remove(record)
         table: Recorded = record.payload
+        if table.user is not None:  # its slot and its memory are in use
+            self._part(table.user)
+            self._extents.forget(table.leaf)
+            return
         self._unmap_all(plan, table.slot, table.units, self._extents.forget(table.leaf), due)
 
     # -- slots ------------------------------------------------------------------------------------
@@ -480,10 +529,13 @@ class VTensorPolicy(Policy):
         """1 if no slot is free nor can be made free."""
         if self._slots.any_empty or self._slots.parked:
             return 0
-        return 0 if self._prefixes.oldest(but=pinned) is not None else 1
+        holding = len(self._prefixes.records) - self._continued
+        if pinned is not None and pinned.payload.user is None:
+            holding -= 1
+        return 0 if holding > 0 else 1
 
     def _new_slot(self, plan: Plan, pinned: Record | None) -> int:
-        if not self._slots.any_empty:
+        while not self._slots.any_empty:
             self._evict(plan, pinned)
         return self._slots.take()
 
@@ -557,7 +609,7 @@ class VTensorPolicy(Policy):
             table: Recorded = record.payload
             tables.append((table.leaf, False))
             demand("record-table-length", table.leaf.end if table.leaf else 0, table.units)
-            slots += 1
+            slots += table.user is None  # else it is the vTensor's, counted already
         holders: dict[Extent, list[int]] = {}
         for leaf, live in tables:
             node = leaf
@@ -603,9 +655,7 @@ class VTensorPolicy(Policy):
             self._leaving.append(Leaving(0, vtensor, ()))
         self._vset.clear()
         for leaving in self._leaving:
-            vtensor = leaving.vtensor
-            freed = vtensor.mapped - vtensor.shared + self._extents.drop(vtensor.leaf)
-            self._unmap_all(plan, vtensor.slot, vtensor.mapped, freed)
+            self._unmap_own(plan, leaving.vtensor)
         self._leaving.clear()
         self._own_units = self._shared_units = self._still_tokens = 0
         self._leaving_units = self._leaving_mapped = 0

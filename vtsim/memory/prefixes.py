@@ -79,7 +79,7 @@ class PrefixTree:
         path, depth = self._tree.walk(content)
         return path[-1].newest if path and depth >= tokens else None
 
-    def insert(self, content: tuple[Run, ...], tokens: int, payload: Any) -> Record:
+    def insert(self, content: tuple[Run, ...], tokens: int, payload: Any, uses: int = 1) -> Record:
         """Record the first `tokens` of `content`, which nobody `covers`."""
         path, depth = self._tree.walk(content)
         parent = path[-1] if path else self._tree.root
@@ -92,6 +92,7 @@ class PrefixTree:
         leaf = self._tree.add(parent, clip(content, depth, tokens))
         self._serial += 1
         record = Record(tokens, payload, self._serial, leaf)
+        record.uses = uses
         self.records[record.serial] = record
         leaf.ends = record
         self._pass(record)
@@ -115,10 +116,13 @@ class PrefixTree:
         if self._order is not None:
             self._order.seen(row)
 
-    def remove(self, record: Record) -> None:
-        """`record` is evicted."""
+    def remove(self, record: Record, evicted: bool = True) -> None:
+        """`record` is no more: evicted, or another one has taken its place."""
         if self._order is not None:
-            self._order.evicted(record)
+            if evicted:
+                self._order.evicted(record)
+            else:
+                self._order.discard(record)
         del self.records[record.serial]
         record.node.ends = None
         node: Passage | None = record.node
