@@ -37,20 +37,20 @@ def twice(trace: Trace, pause: int) -> Trace:
     """The trace, and all of it again `pause` ticks after its last arrival."""
     count = len(trace)
     shift = int(trace.arrival[-1]) + pause
-    columns = {
-        name: np.concatenate((getattr(trace, name), getattr(trace, name)))
-        for name in ("prompt_tokens", "output_tokens", "priority", "session", "turn")
-    }
     return dataclasses.replace(
         trace,
         arrival=np.concatenate((trace.arrival, trace.arrival + shift)),
+        prompt_tokens=np.tile(trace.prompt_tokens, 2),
+        output_tokens=np.tile(trace.output_tokens, 2),
+        priority=np.tile(trace.priority, 2),
+        session=np.tile(trace.session, 2),
+        turn=np.tile(trace.turn, 2),
         run_offsets=np.zeros(2 * count + 1, dtype=np.int64),
         run_first=np.zeros(0, dtype=np.int64),
         run_count=np.zeros(0, dtype=np.int64),
         ids=(),
         recorded={},
         extra={},
-        **columns,
     )
 
 

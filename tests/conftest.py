@@ -13,7 +13,11 @@ from vtsim.registry import POLICIES
 from vtsim.testing.conformance import maker
 
 MORE_PARAMETERS: dict[str, list[dict[str, object]]] = {
-    "paged": [{"block": 1, "evict": "lfu"}, {"block": 5, "prefix_cache": False}, {"evict": "belady"}],
+    "paged": [
+        {"block": 1, "evict": "lfu"},
+        {"block": 5, "prefix_cache": False},
+        {"evict": "belady"},
+    ],
     "vtensor": [
         {"lookahead": 0},
         {"lookahead": 40, "layout": "kv_split", "retain": "watermark"},
