@@ -23,6 +23,10 @@ class VTensorLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     is_croppable = True
 
+    keys: Any
+    """[batch, heads, tokens, dim], or None when nothing is held; `values` too."""
+    values: Any
+
     def __init__(self, cache: VTensorCache, index: int) -> None:
         super().__init__()
         self._cache = cache

@@ -86,9 +86,7 @@ def test_the_record_stays_for_others_meanwhile() -> None:
     assert [op.source for op in copied] == [hand.policy.slot_of(going)]
     assert hand.usage() == (15 + 13 - 8, 4, 0, 0)
     hand.leave(going)
-    assert hand.usage() == (13, 3, 2, 0), (
-        "the longer record took the place of the first"
-    )
+    assert hand.usage() == (13, 3, 2, 0), "the longer record took the place of the first"
     hand.leave(other)
     _, plan = hand.create(((0, 10), (100, 5), (300, 1)), 15)
     assert calls(plan) == (0, 0, 0)
