@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import vtsim
-from vtsim.cli import calibrate, doctor, explain, gpus, models, policies, replay
+from vtsim.cli import calibrate, doctor, explain, gpus, models, policies, policy, replay
 
 USAGE_ERROR = 2
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command("replay")(replay.replay)
 app.command("explain")(explain.explain)
 app.command("policies")(policies.policies)
+app.add_typer(policy.app, name="policy")
 app.command("models")(models.models)
 app.command("gpus")(gpus.gpus)
 app.command("doctor")(doctor.doctor)
