@@ -191,7 +191,7 @@ class Scheduler:
                 match = NO_MATCH  # alone and still refused: what the match pins may be in the way
                 refusal = self._create(live, match, budget)
             if refusal is not None:
-                if batch.running or self.running:
+                if self._comes(refusal) or batch.running or self.running:
                     reason = "slots" if refusal.slots else "memory"
                     return self._explain_wait(live, reason, refusal.nbytes)
                 heapq.heappop(waiting)
@@ -231,10 +231,18 @@ class Scheduler:
 
     def _make_room(self, shortage: Shortage, prompts: list[Live] | None) -> bool:
         """After a refusal: True to try again, False to wait until what runs has ended."""
-        if self.running and self._released and shortage.will_clear:
+        if self.running and self._released and shortage.will_clear or self._comes(shortage):
             return False
         self._preempt(shortage, prompts)
         return True
+
+    def _comes(self, shortage: Shortage) -> bool:
+        """Somebody else gives what is missing: wait for it. Nobody does, but among tenants."""
+        return False
+
+    def _fits_later(self, shortage: Shortage) -> bool:
+        """What does not fit alone now may fit when others have given memory back."""
+        return False
 
     def _preempt(self, shortage: Shortage, prompts: list[Live] | None) -> None:
         """Take memory from the policy's victim, which waits again; alone, it is answered.
@@ -247,7 +255,7 @@ class Scheduler:
                 f"the {self.policy.name} policy is {shortage.nbytes} bytes short, with no victim"
             )
         live = self._live[victim.index]
-        alone = len(self.batch.running) == 1
+        alone = len(self.batch.running) == 1 and not self._fits_later(shortage)
         keep = Keep.NONE if alone else self._keep_victims
         if prompts is not None and live in prompts:
             prompts.remove(live)
