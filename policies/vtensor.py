@@ -40,6 +40,9 @@ from vtsim.spec import KVLayout, ModelSpec, check_chunk_bytes
 # As plain ints: counts are indexed in every decision, and an enum member costs a look-up each time.
 CREATE, DESTROY, MAP = int(OpKind.CREATE), int(OpKind.DESTROY), int(OpKind.MAP)
 UNMAP, COPY = int(OpKind.UNMAP), int(OpKind.COPY)
+CREATING, EXTENDING, RETIRING = Phase.CREATE, Phase.EXTEND, Phase.RETIRE
+
+_new = tuple.__new__  # a NamedTuple's own is a Python function: these are made in every decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,8 @@ class VTensorPolicy(Policy):
         if options.tail == "recompute":
             self.grain_tokens = kv.period_tokens
         self._arenas = kv.arenas
+        self._chunk_bytes = kv.chunk_bytes
+        self._parks = options.release == "park" and options.retain != "none"
         self._unit_bytes = kv.unit_bytes
         self._token_bytes = kv.token_bytes
         self._lead_tokens = self._lead()
@@ -159,7 +164,7 @@ class VTensorPolicy(Policy):
         self._leaving_units = 0  # their own
         self._leaving_mapped = 0  # shared ones included
         self._continued = 0  # records whose slot a sequence goes on in
-        self._foreseen = (-1, 0), 0  # (changes, steps) of the growth, and their demand
+        self._foreseen = (-1, 0, 0)  # changes and steps of the growth, and their demand
         self._keeps_all = options.retain == "all"
         retain = options.retain_bytes
         self._retain_units = (limit_bytes // 20 if retain is None else retain) // kv.unit_bytes
@@ -193,52 +198,75 @@ class VTensorPolicy(Policy):
     def create(
         self, seq: Sequence, match: Match, tokens: int, whole_tokens: int
     ) -> Plan | Shortage:
+        record: Record | None = match.handle
+        if record is None:
+            return self._create_fresh(seq, tokens, whole_tokens)
         kv = self.kv
         held = match.tokens + tokens
-        record: Record | None = match.handle
         inplace = self._goes_on(record, match.tokens)
-        shared = record.payload.units if inplace and record else kv.full_units(match.tokens)
+        shared = record.payload.units if inplace else kv.full_units(match.tokens)
         units = kv.units(held + self._ahead(seq, held))
         missing = max(units, kv.units(whole_tokens)) - shared - self._reach()
-        if record is not None:
-            missing += self._extents.idle_units(record.payload.leaf)
+        missing += self._extents.idle_units(record.payload.leaf)
         no_slot = 0 if inplace else self._slot_shortage(record)
         if missing > 0 or no_slot:
-            return Shortage(
-                max(0, missing) * self._unit_bytes,
-                no_slot,
-                self._leaving_units * self._unit_bytes,
-                len(self._leaving),
-            )
-        plan = Plan(Phase.CREATE, chunk_bytes=kv.chunk_bytes)
+            return self._no_room(missing, no_slot)
+        plan = Plan(CREATING, None, kv.chunk_bytes)
         self._prefixes.admitted(seq.index)
         leaf = None
-        if record is not None:
-            self._prefixes.touch(record)
-            if shared:
-                leaf = self._extents.branch(record.payload.leaf, shared)
-                self._extents.hold(leaf)
-        if inplace and record is not None:
-            slot, mapped = record.payload.slot, shared
-        elif self._slots.parked and record is None:
-            slot, mapped = self._slots.adopt(units)
-        else:
-            slot, mapped = self._new_slot(plan, record), shared
-        vtensor = VTensor(slot, leaf, shared, mapped, 0)
-        if inplace and record is not None:
+        self._prefixes.touch(record)
+        if shared:
+            leaf = self._extents.branch(record.payload.leaf, shared)
+            self._extents.hold(leaf)
+        slot = record.payload.slot if inplace else self._new_slot(plan, record)
+        vtensor = VTensor(slot, leaf, shared, shared, held)
+        if inplace:
             vtensor.origin = record
             record.payload.user = vtensor
             self._continued += 1
-        elif record is not None:
+        else:
             self._share(plan, vtensor, record, match.tokens)
         self._vset[seq.index] = vtensor
         self._shared_units += shared
-        self._own_units += mapped - shared
         self._map(plan, vtensor, units, record)
         self._still_tokens += held
-        vtensor.tokens = held
         self._decode_if_complete(seq, vtensor)
         return self._close(plan)
+
+    def _create_fresh(self, seq: Sequence, tokens: int, whole_tokens: int) -> Plan | Shortage:
+        """`create` with nothing to share: in an empty slot, or in a parked one with all it has."""
+        kv, pool, slots = self.kv, self._pool, self._slots
+        units = kv.units(tokens + self._ahead(seq, tokens))
+        whole = kv.units(whole_tokens) if whole_tokens > tokens else units
+        missing = (whole if whole > units else units) - pool.available
+        if missing > 0:
+            missing -= slots.parked_units + self._extents.record_units
+        parked = slots.parked
+        no_slot = 0 if parked or slots.any_empty else self._slot_shortage(None)
+        if missing > 0 or no_slot:
+            return self._no_room(missing, no_slot)
+        plan = Plan(CREATING, None, kv.chunk_bytes)
+        self._prefixes.admitted(seq.index)
+        if parked:
+            slot, mapped = slots.adopt(units)
+            self._own_units += mapped
+        else:
+            slot, mapped = self._new_slot(plan, None), 0
+        vtensor = VTensor(slot, None, 0, mapped, tokens)
+        self._vset[seq.index] = vtensor
+        if mapped < units:
+            self._map(plan, vtensor, units, None)
+        self._still_tokens += tokens
+        self._decode_if_complete(seq, vtensor)
+        return plan if self._placed is None else self._close(plan)
+
+    def _no_room(self, missing: int, no_slot: int) -> Shortage:
+        return Shortage(
+            max(0, missing) * self._unit_bytes,
+            no_slot,
+            self._leaving_units * self._unit_bytes,
+            len(self._leaving),
+        )
 
     def _goes_on(self, record: Record | None, tokens: int) -> bool:
         """A match of `tokens` can be continued where it lies: it is all of its record, which nobody
@@ -254,7 +282,7 @@ class VTensorPolicy(Policy):
         missing = units - vtensor.mapped - self._reach()
         if missing > 0:
             return self._shortage(missing)
-        plan = Plan(Phase.PREFILL, chunk_bytes=self.kv.chunk_bytes)
+        plan = Plan(Phase.PREFILL, None, self.kv.chunk_bytes)
         self._map(plan, vtensor, units, None)
         vtensor.tokens = held
         self._still_tokens += tokens
@@ -303,30 +331,27 @@ class VTensorPolicy(Policy):
         vtensor.mapped = units
 
     def _take(self, plan: Plan, units: int, pinned: Record | None, due: int = 0) -> None:
-        while units > self._pool.available:
+        pool, counts = self._pool, plan.counts
+        while units > pool.available:
             self._evict(plan, pinned, due)
-        plan.counts[CREATE] += self._pool.take(units) * self._arenas
-        plan.counts[MAP] += units * self._arenas
+        counts[CREATE] += pool.take(units) * self._arenas
+        counts[MAP] += units * self._arenas
         self._own_units += units
 
     def _decode_if_complete(self, seq: Sequence, vtensor: VTensor) -> None:
-        if vtensor.tokens >= seq.prompt_tokens:
-            self._still_tokens -= vtensor.tokens
-            self._growth.join(
-                seq.index,
-                vtensor.tokens,
-                vtensor.mapped,
-                self.kv.unit_tokens(vtensor.mapped),
-                seq.order,
-                self._further(vtensor.tokens) if self._adaptive else 0,
-            )
+        tokens, mapped = vtensor.tokens, vtensor.mapped
+        if tokens >= seq.prompt_tokens:
+            self._still_tokens -= tokens
+            ahead = self._further(tokens) if self._adaptive else 0
+            covered = self.kv.unit_tokens(mapped)
+            self._growth.join(seq.index, tokens, mapped, covered, seq.order, ahead)
 
     # -- extend -----------------------------------------------------------------------------------
 
     def extend(self, batch: Batch, steps: int = 1) -> Plan | Shortage:
         growth, pool = self._growth, self._pool
-        foreseen, need = self._foreseen
-        if foreseen != (growth.changes, steps):
+        changes, foreseen, need = self._foreseen
+        if foreseen != steps or changes != growth.changes:
             need = growth.demand(steps)
         if not need:
             growth.advance(steps)
@@ -334,10 +359,10 @@ class VTensorPolicy(Policy):
         fits = need <= pool.available
         if not fits and need > self._reach():
             return self._shortage(need - self._reach())
-        plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes, steps=steps)
+        plan = Plan(EXTENDING, None, self._chunk_bytes, 0, steps)
         if fits and 1 < steps <= growth.until_wake():
-            new, last = max(0, need - pool.pooled), growth.last(steps)
-            plan.last = self._counts(min(last, new), last)
+            new, last = need - pool.pooled, growth.last(steps)
+            plan.last = self._counts(max(0, min(last, new)), last) if last else []
         if fits and self._placed is None:
             counts = plan.counts
             counts[CREATE] = pool.take(need) * self._arenas
@@ -359,25 +384,26 @@ class VTensorPolicy(Policy):
         growth.advance(1)
 
     def _counts(self, new: int, units: int) -> list[int]:
+        arenas = self._arenas
         counts = [0] * KINDS
-        counts[CREATE] = new * self._arenas
-        counts[MAP] = units * self._arenas
+        counts[CREATE], counts[MAP] = new * arenas, units * arenas
         return counts
 
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         growth, pool = self._growth, self._pool
-        steps, need = growth.within(pool.available, min(at_most, growth.until_wake()))
-        self._foreseen = (growth.changes, steps), need
+        asleep = growth.until_wake()
+        steps, need = growth.within(pool.available, at_most if at_most < asleep else asleep)
+        self._foreseen = (growth.changes, steps, need)
         # Pooled units serve all of it, and what retires is pooled too: the order is all one, but
         # for placement, which has names for them.
         later = need <= pool.pooled and self._keeps_all and self._placed is None
         unmaps = self._leaving_mapped
         if not (need or unmaps):
-            return Headroom(steps, None, later)
+            return _new(Headroom, (steps, None, later))
         units = growth.peak(steps) if need else 0
         peak = self._counts(units if need > pool.pooled else 0, units)
         peak[UNMAP] = unmaps * self._arenas
-        return Headroom(steps, peak, later)
+        return _new(Headroom, (steps, peak, later))
 
     # -- release and retire -----------------------------------------------------------------------
 
@@ -401,7 +427,7 @@ class VTensorPolicy(Policy):
         if not ended:
             return NOTHING
         self._leaving = [leaving for leaving in self._leaving if leaving.step > step]
-        plan = Plan(Phase.RETIRE, chunk_bytes=self.kv.chunk_bytes)
+        plan = Plan(RETIRING, None, self._chunk_bytes)
         for leaving in ended:
             vtensor = leaving.vtensor
             own = vtensor.mapped - vtensor.shared
@@ -410,14 +436,16 @@ class VTensorPolicy(Policy):
             self._leaving_mapped -= vtensor.mapped
             self._shared_units -= vtensor.shared
             self._still_tokens -= vtensor.tokens
-            if not self._record(plan, vtensor, leaving.content):
-                self._let_go(plan, vtensor)
-        self._retain(plan)
-        return self._close(plan)
+            if leaving.content and self._record(plan, vtensor, leaving.content):
+                continue
+            self._let_go(plan, vtensor)
+        if not self._keeps_all:
+            self._retain(plan)
+        return plan if self._placed is None else self._close(plan)
 
     def _record(self, plan: Plan, vtensor: VTensor, content: tuple[Run, ...]) -> bool:
         """Keep what is known of a vTensor's content for later matches; the rest is pooled."""
-        tokens = min(tokens_of(content), vtensor.tokens) if content else 0
+        tokens = min(tokens_of(content), vtensor.tokens)
         if self.options.tail == "recompute":
             tokens = self.kv.unit_tokens(self.kv.shared_boundary_units(tokens))
         if tokens <= 0:
@@ -472,10 +500,6 @@ class VTensorPolicy(Policy):
         if self._placed is not None:
             self._placed.unmap(vtensor.slot, vtensor.shared)
 
-    @property
-    def _parks(self) -> bool:
-        return self.options.release == "park" and self.options.retain != "none"
-
     def _unmap_all(self, plan: Plan, slot: int, units: int, freed: int, due: int = 0) -> None:
         plan.counts[UNMAP] += units * self._arenas
         self._pool.give(freed)
@@ -485,10 +509,7 @@ class VTensorPolicy(Policy):
 
     def _retain(self, plan: Plan) -> None:
         """Give back what lazy deallocation may not keep."""
-        retain = self.options.retain
-        if retain == "all":
-            return
-        most = 0 if retain == "none" else self._retain_units
+        most = 0 if self.options.retain == "none" else self._retain_units
         while True:
             excess = self._idle_units() - most
             if excess <= 0:
@@ -573,13 +594,11 @@ class VTensorPolicy(Policy):
         tokens = self._growth.total_tokens + self._still_tokens
         shared = extents.live_units * unit_bytes
         live = tokens * self._token_bytes + shared - self._shared_units * unit_bytes
-        return MemoryUsage(
-            live,
-            self._own_units * unit_bytes + shared - live,
-            extents.record_units * unit_bytes,
-            self._pool.pooled * unit_bytes,
-            self._slots.parked_units * unit_bytes,
-        )
+        slack = self._own_units * unit_bytes + shared - live
+        prefix = extents.record_units * unit_bytes
+        pooled = self._pool.pooled * unit_bytes
+        parked = self._slots.parked_units * unit_bytes
+        return _new(MemoryUsage, (live, slack, prefix, pooled, parked, 0))
 
     def check_integrity(self) -> None:
         def demand(invariant: str, seen: object, counted: object) -> None:

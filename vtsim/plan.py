@@ -82,7 +82,7 @@ class Plan:
     peak: list[int] | None = None
     """A bound, by kind, of what falls due in any one of them; None: perhaps all of `counts`."""
     last: list[int] | None = None
-    """What falls due in the last of them; None: `counts`."""
+    """What falls due in the last of them; None: `counts`, []: nothing."""
     operations: tuple[Operation, ...] = ()
 
     def __init__(
@@ -95,7 +95,7 @@ class Plan:
         operations: tuple[Operation, ...] = (),
     ) -> None:
         self.phase = phase
-        self.counts = [0] * KINDS if counts is None else counts
+        self.counts = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] if counts is None else counts
         if chunk_bytes:
             self.chunk_bytes = chunk_bytes
         if allocation_bytes:

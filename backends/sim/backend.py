@@ -111,11 +111,14 @@ class SimBackend:
         if self._driver is not None or self._fail_at is not None or self._closed:
             return self.settle(self.submit(plan, step))
         counts = plan.counts
-        in_use = self._in_use + (counts[_CREATE] - counts[_DESTROY]) * plan.chunk_bytes
-        special = plan.allocation_bytes or counts[_RESERVE] or counts[_FREE]
-        if special or not 0 <= in_use <= self._available:
+        if plan.allocation_bytes or counts[_RESERVE] or counts[_FREE]:
             return self._count(plan, 0, -1)
-        self._in_use = in_use
+        new = counts[_CREATE] - counts[_DESTROY]
+        if new:
+            in_use = self._in_use + new * plan.chunk_bytes
+            if not 0 <= in_use <= self._available:
+                return self._count(plan, 0, -1)
+            self._in_use = in_use
         return _DONE
 
     def set_reserved(self, reserved_bytes: int) -> None:
@@ -146,7 +149,9 @@ class SimBackend:
 
     def free_bytes(self) -> int:
         """Bytes that nobody holds."""
-        return self._available - self.bytes_in_use()
+        if self._driver is None:
+            return self._available - self._in_use
+        return self._available - self._driver.bytes_in_use
 
     def close(self) -> None:
         """Raises InvariantError (driver-leak) unless everything was given back. Once."""

@@ -41,6 +41,8 @@ class Arrivals:
                 self._followers.setdefault(before, []).append(row)
         self.next_at: Tick = NEVER
         """When the next row arrives, as far as is known now."""
+        self.chained = bool(self._followers)
+        """True if some rows wait for others."""
         self._look_ahead()
 
     def _look_ahead(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import simpy
 
 from vtsim.engine.arrivals import NEVER
-from vtsim.engine.pace import span, steps_until
+from vtsim.engine.pace import steps_until
 from vtsim.engine.scheduler import Scheduler
 from vtsim.engine.state import Limits, Step
 from vtsim.errors import InvariantError, VtsimError
@@ -55,12 +55,18 @@ class Engine(Scheduler):
     def process(self, env: simpy.Environment) -> Generator[simpy.Event, Any, None]:
         """The engine's life: launch, or start from idle, or sleep until something arrives."""
         work: Step | None = None
+        policy, backend, arrivals, recorder = (
+            self.policy,
+            self.backend,
+            self.arrivals,
+            self.recorder,
+        )
         while True:
             now: Tick = env.now  # type: ignore[assignment]
             self.now = now
-            usage, free_bytes = self.policy.usage(), self.backend.free_bytes()
+            usage, free_bytes = policy.usage(), backend.free_bytes()
             self.eventful = work is None
-            while self.arrivals.next_at <= now:  # an answer may set free who arrives at once
+            while arrivals.next_at <= now:  # an answer may set free who arrives at once
                 self.receive()
             if work is not None:
                 work, wake = self.advance(work)
@@ -70,7 +76,7 @@ class Engine(Scheduler):
                 work = self.decide()
                 wake = self._sleep() if work is None else self.worker.wait(now)
             if self.eventful:
-                self.recorder.sample(now, usage, free_bytes)
+                recorder.sample(now, usage, free_bytes)
             if wake < 0:
                 break
             if wake > LATEST:
@@ -102,13 +108,16 @@ class Engine(Scheduler):
         """Launch `work` now, decide what follows; returns that and when it can be launched."""
         self.step += 1
         self.running = True
-        cost = work.cost
-        if cost < 0:
-            cost = self.executor.step(work.shape)
+        prompts, shape, cost = work
+        if cost < 0 and shape is not None:
+            cost = self.executor.step(shape)
         end = self.now + cost
         if self._released:
             self.retire(self.step - 1)
-        self.progress(work.prompts, end)
+        self._granted = False
+        finishing = self._finishing
+        if prompts or finishing and finishing[0][0] <= self.step:
+            self.progress(prompts, end)
         if self.leaps and self.batch.decoding and not (self._waiting or self._prefilling):
             return self._leap(end, cost)
         following = self.decide()
@@ -174,8 +183,8 @@ class Engine(Scheduler):
         affine = self.executor.affine(len(self.batch.decoding), self._kv_tokens)
         if affine is None or not self._quiet_at(launch):
             return following, launch
-        cost, now = affine.first, self.now
-        after = Affine(cost + affine.slope, affine.slope, affine.until - 1)
+        (cost, slope, until), now = affine, self.now
+        after = Affine(cost + slope, slope, until - 1)
         self.step += 1
         self.now = launch
         steps = self._quiet_steps(launch + cost, cost, after)
@@ -195,23 +204,25 @@ class Engine(Scheduler):
                 "headroom-is-kept",
                 f"the {self.policy.name} policy promised {steps} steps and refused them",
             )
-        first, slope = affine.first, affine.slope
+        first, slope, until = affine
+        # The running step and all but the last of the run, whose launch ends this decision.
+        compute = cost + (steps - 1) * first + slope * ((steps - 1) * (steps - 2) // 2)
+        launch = self.now + compute
         if plan is not NOTHING:
             if not self._execute(plan, self.step + 1).done:
                 self._refused(plan)
                 return None
-            last = self.now if steps == 1 else end + span(first, slope, 0, steps - 2)
-            self.worker.leap(plan, last)
+            before_last = cost if steps == 1 else first + (steps - 2) * slope
+            self.worker.leap(plan, launch - before_last)
         members = len(self.batch.decoding)
-        compute = cost + span(first, slope, 0, steps - 1)
         self._kv_tokens += members * steps
         self.step += steps - 1
         self.recorder.step(steps, compute)
-        if self.limits.check:
+        if self._check:
             self.policy.check_integrity()
-        shape = StepShape(members, self._kv_tokens, ())
-        last_cost = first + (steps - 1) * slope if steps <= affine.until else -1
-        return Step([], shape, last_cost), self.now + compute
+        if steps <= until:
+            return Step([], None, first + (steps - 1) * slope), launch
+        return Step([], StepShape(members, self._kv_tokens)), launch
 
     def _retire_hidden(self) -> None:
         """Retire, inside a leap, what the running step is the last to read: policy and compute do
@@ -225,7 +236,10 @@ class Engine(Scheduler):
     def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> int:
         """How many steps can be decided at once, at the launch of the running one: until somebody
         finishes, arrives or runs short, and if compute hides all memory work. 0 if fewer than 2."""
-        steps = min(self._next_finish() - self.step, affine.until + 1)
+        first, slope, until = affine
+        steps = self._next_finish() - self.step
+        if steps > until:
+            steps = until + 1
         if steps <= 1:
             return 0
         coming = self.arrivals.next_at
@@ -233,7 +247,7 @@ class Engine(Scheduler):
             # Step s + i is decided at the launch of s + i - 1, which must lie before the arrival.
             if end >= coming:
                 return 0
-            steps = 2 + steps_until(coming - end, affine.first, affine.slope, steps - 2)
+            steps = 2 + steps_until(coming - end, first, slope, steps - 2)
         at_most = steps
         steps, peak, retire_later = self.policy.headroom(self.batch, at_most)
         if steps > at_most:
@@ -246,8 +260,10 @@ class Engine(Scheduler):
         if self._released and (steps == 2 or not retire_later):
             return 0  # the second step's launch would submit the retired, too
         if peak is not None:
-            backlog = max(0, self.worker.free_at - self.now)
-            if backlog + self.worker.cost(peak) > min(cost, affine.first):
+            busy = self._count(peak, 0, 0, 0)
+            if self.worker.free_at > self.now:
+                busy += self.worker.free_at - self.now
+            if busy > cost or busy > first:
                 return 0
         return steps
 

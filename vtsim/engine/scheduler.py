@@ -20,6 +20,10 @@ from vtsim.plan import NO_MATCH, NOTHING, Keep, Match, Phase, Plan, Shortage
 from vtsim.ports import Batch, MemoryBackend, MemoryPolicy, MemoryTimes, StepShape
 from vtsim.request import Sequence, Tick, Trace
 
+# Looked up once: in Python 3.11 each look-up of an enum's member costs a Python call.
+_RETIRE = Phase.RETIRE
+_RECORD = Keep.RECORD
+
 PATIENCE = 10_000
 """Decisions in a row without a token before a run is given up as stuck."""
 
@@ -40,8 +44,13 @@ class Scheduler:
         self.policy = policy
         self.backend = backend
         self._execute = backend.execute
+        self._count = times.counts
         self.recorder = recorder
         self.limits = limits
+        self._max_num_seqs = limits.max_num_seqs
+        self._max_model_len = limits.max_model_len
+        self._max_batched_tokens = limits.max_batched_tokens
+        self._check = limits.check
         self.worker = MemoryWorker(times, recorder)
         self.arrivals = Arrivals(trace)
         self.batch = Batch()
@@ -88,7 +97,7 @@ class Scheduler:
                 seq.content = trace.content(row)
                 seq.output_content = trace.output_content(row)
             live = live_by_row[row] = Live(seq, (priority, arrival, row))
-            if prompt + self._outputs[row] > self.limits.max_model_len:
+            if prompt + self._outputs[row] > self._max_model_len:
                 self._reject(live, "max_model_len", 0)
             else:
                 heapq.heappush(waiting, (live.rank, live))
@@ -98,7 +107,6 @@ class Scheduler:
     def progress(self, prompts: list[Live], end: Tick) -> None:
         """What the running step will have done at `end`: prompts completed, answers finished."""
         step = self.step
-        self._granted = False
         for live in prompts:
             seq = live.seq
             if live.prefilled < seq.prompt_tokens:
@@ -130,34 +138,38 @@ class Scheduler:
         nobody is admitted.
         """
         batch = self.batch
+        decoding = batch.decoding
         self._granted = self._preempted = False
-        while batch.decoding:
+        while decoding:
             refusal = self._ask(self.policy.extend(batch))
             if refusal is None:
-                self._kv_tokens += len(batch.decoding)
+                self._kv_tokens += len(decoding)
                 self._granted = True
                 break
             if not self._make_room(refusal, None):
                 self.stall()
                 return None
         prompts: list[Live] = []
-        budget = self.limits.max_batched_tokens - len(batch.decoding)
+        members = len(decoding)
+        budget = self._max_batched_tokens - members
         if self._prefilling:
             for live in list(self._prefilling.values()):
                 budget -= self._continue_prompt(live, prompts, budget)
         if self._waiting and not self._preempted:
             self._admit(prompts, budget)
-        if self.limits.check:
+        if self._check:
             self.policy.check_integrity()
-        decoding = len(batch.decoding)
-        if decoding:
+        members = len(decoding)
+        if members:
             self._fruitless = 0
         elif not prompts:
             if batch.running:
                 self.stall()
             return None
-        chunks = tuple([(live.chunk, live.prefilled - live.chunk) for live in prompts])
-        return Step(prompts, StepShape(decoding, self._kv_tokens, chunks))
+        chunks: tuple[tuple[int, int], ...] = ()
+        if prompts:
+            chunks = tuple([(live.chunk, live.prefilled - live.chunk) for live in prompts])
+        return Step(prompts, StepShape(members, self._kv_tokens, chunks))
 
     def _continue_prompt(self, live: Live, prompts: list[Live], budget: int) -> int:
         """Grant the next chunk of a prompt in progress; returns its tokens."""
@@ -177,21 +189,22 @@ class Scheduler:
     def _admit(self, prompts: list[Live], budget: int) -> None:
         """Admissions in order of waiting, until the first that is refused."""
         batch, waiting = self.batch, self._waiting
+        running = batch.running
         while waiting:
             live = waiting[0][1]
             seq = live.seq
             if budget <= 0:
                 return self._explain_wait(live, "max_batched_tokens", 0)
-            if len(batch.running) >= self.limits.max_num_seqs:
+            if len(running) >= self._max_num_seqs:
                 return self._explain_wait(live, "max_num_seqs", 0)
             seq.order = self._orders
             match = self.policy.match(seq)
             refusal = self._create(live, match, budget)
-            if refusal is not None and match.tokens and not (batch.running or self.running):
+            if refusal is not None and match.tokens and not (running or self.running):
                 match = NO_MATCH  # alone and still refused: what the match pins may be in the way
                 refusal = self._create(live, match, budget)
             if refusal is not None:
-                if self._comes(refusal) or batch.running or self.running:
+                if self._comes(refusal) or running or self.running:
                     reason = "slots" if refusal.slots else "memory"
                     return self._explain_wait(live, reason, refusal.nbytes)
                 heapq.heappop(waiting)
@@ -200,7 +213,7 @@ class Scheduler:
             heapq.heappop(waiting)
             self._orders += 1
             self.eventful = True
-            batch.running[seq.index] = seq
+            running[seq.index] = seq
             self._prefilling[seq.index] = live
             prompts.append(live)
             budget -= live.chunk
@@ -214,10 +227,12 @@ class Scheduler:
         """Ask the policy for the match and the first chunk; None if it was granted."""
         seq = live.seq
         while True:
-            tokens = min(budget, seq.prompt_tokens - match.tokens)
+            tokens = seq.prompt_tokens - match.tokens
+            if tokens > budget:
+                tokens = budget
             held = whole = match.tokens + tokens
             if self._ahead:
-                whole = max(held, min(seq.prompt_tokens + self._ahead, self.limits.max_model_len))
+                whole = max(held, min(seq.prompt_tokens + self._ahead, self._max_model_len))
             plan = self.policy.create(seq, match, tokens, whole)
             if isinstance(plan, Shortage):
                 return plan
@@ -299,12 +314,15 @@ class Scheduler:
             self._kv_tokens -= seq.prompt_tokens + decoded + self._granted
             live.generated += decoded
             live.finish_step = -1
-        if keep is Keep.RECORD and not seq.content:
-            keep = Keep.NONE
-        elif keep is Keep.RECORD and self._history is not None:
-            held = live.prefilled + decoded
-            self._history.keep(joined(seq.content, seq.output_content), held)
-        self.submit(self.policy.release(seq, keep, self.step))
+        if keep is _RECORD:
+            if not seq.content:
+                keep = Keep.NONE
+            elif self._history is not None:
+                held = live.prefilled + decoded
+                self._history.keep(joined(seq.content, seq.output_content), held)
+        plan = self.policy.release(seq, keep, self.step)
+        if plan is not NOTHING:
+            self.submit(plan)
         if self._fenced:
             self._released.append(self.step)
 
@@ -317,7 +335,7 @@ class Scheduler:
 
     def _finish(self, live: Live, end: Tick) -> None:
         row = live.seq.index
-        self._leave(live, Keep.RECORD)
+        self._leave(live, _RECORD)
         self.eventful = True
         self._fruitless = 0
         self.recorder.finish(row, end)
@@ -335,7 +353,8 @@ class Scheduler:
     def _answer(self, row: int, at: Tick) -> None:
         del self._live[row]
         self.answered += 1
-        self.arrivals.answered(row, at)
+        if self.arrivals.chained:
+            self.arrivals.answered(row, at)
 
     def _explain_hit(self, history: PrefixHistory, seq: Sequence, hit: int) -> None:
         missed = history.why_missed(seq.content, seq.prompt_tokens, hit)
@@ -356,6 +375,8 @@ class Scheduler:
 
     def _ask(self, answer: Plan | Shortage) -> Shortage | None:
         """What a policy answered: submit its plan, pass its refusal on."""
+        if answer is NOTHING:
+            return None
         return self.submit(answer) if isinstance(answer, Plan) else answer
 
     def submit(self, plan: Plan) -> Shortage | None:
@@ -368,11 +389,11 @@ class Scheduler:
             return None
         if not self._execute(plan, self.step + 1).done:
             return self._refused(plan)
-        retired = plan.phase is Phase.RETIRE
-        if self._late_plans and self.running and not retired:
+        needed = plan.phase is not _RETIRE
+        if self._late_plans and self.running and needed:
             self.late.append(plan)
         else:
-            self.worker.submit(plan, self.now, not retired)
+            self.worker.submit(plan, self.now, needed)
         return None
 
     def execute(self, plan: Plan) -> None:

@@ -48,10 +48,10 @@ class Live:
 
 
 class Step(NamedTuple):
-    """A decided step."""
+    """A decided step. Its shape, or its compute time where the decision had to know that."""
 
     prompts: list[Live]
     """Whose prompt chunks it computes."""
-    shape: StepShape
+    shape: StepShape | None
     cost: Tick = -1
-    """Its compute time, where the decision had to know it; -1: ask the executor."""
+    """-1: ask the executor."""

@@ -50,11 +50,14 @@ class MemoryWorker:
     def leap(self, plan: Plan, last_submit: Tick) -> None:
         """Account for a plan over steps all of whose memory work compute hides; what its last step
         needs was submitted at `last_submit`, when all the rest was done."""
-        self.hide(plan)
-        last = self.cost(plan.counts if plan.last is None else plan.last)
-        if last:
-            self.free_at = self.needed_at = last_submit + last
-            self._spans = [(last_submit, self.free_at, plan.phase)]
+        counts, last = plan.counts, plan.last
+        busy = self._count(counts, 0, 0, 0)
+        self._recorder.work(plan.phase, counts, busy)
+        if last is not None:
+            busy = self._count(last, 0, 0, 0) if last else 0
+        if busy:
+            self.free_at = self.needed_at = free_at = last_submit + busy
+            self._spans = [(last_submit, free_at, plan.phase)]
 
     def wait(self, end: Tick) -> Tick:
         """The launch that was to be at `end`: when it can be. Exposed time is recorded."""

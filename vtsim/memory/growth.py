@@ -80,7 +80,7 @@ class Growth:
     @property
     def total_tokens(self) -> int:
         """Tokens of all members together."""
-        return self._sum - self._ahead_sum + len(self._base) * self._clock
+        return self._sum + len(self._base) * self._clock - self._ahead_sum
 
     def tokens(self, member: int) -> int:
         return self._base[member] + self._clock - self._ahead.get(member, 0)
@@ -127,17 +127,19 @@ class Growth:
     def leave(self, member: int) -> tuple[int, int]:
         """Forget a member; returns its (tokens, units)."""
         self.changes += 1
-        mapped = self.mapped(member)
         base = self._base.pop(member)
         self._sum -= base
-        if self._asleep.pop(member, None) is None:
+        if self._asleep and self._asleep.pop(member, None) is not None:
+            mapped = self._mapped.pop(member)
+        else:
+            mapped = self._units(base + self._clock + self._lead)
             phase = base % self._period
             self._hist[phase] -= 1
             self._count -= 1
             if self._buckets is not None:
                 del self._buckets[phase][member]
-        self._mapped.pop(member, None)
-        self._orders.pop(member, None)
+        if self._orders:
+            self._orders.pop(member, None)
         if self._ahead:
             ahead = self._ahead.pop(member, 0)
             self._ahead_sum -= ahead
@@ -162,17 +164,21 @@ class Growth:
 
     def demand(self, steps: int) -> int:
         """Units that the next `steps` steps need. Pure."""
-        full, part = divmod(steps, self._period)
-        need = full * self._count * self._units_in_period if full else 0
+        hist, period = self._hist, self._period
+        need, part = 0, steps
+        if steps >= period:
+            full, part = divmod(steps, period)
+            need = full * self._count * self._units_in_period
         if part:
-            hist, period = self._hist, self._period
             start = self._clock + self._lead
             for crossing, units in self._crossings:
                 # The members that cross in step j have phase crossing - start - j, mod period.
                 high = (crossing - start) % period + 1
                 low = high - part
-                if low >= 0:
-                    need += units * (sum(hist[low:high]) if part > 1 else hist[low])
+                if part == 1:
+                    need += units * hist[low]
+                elif low >= 0:
+                    need += units * sum(hist[low:high])
                 else:
                     need += units * (sum(hist[low + period :]) + sum(hist[:high]))
         if self._wakes and self._next_wake() < self._clock + steps:

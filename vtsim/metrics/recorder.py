@@ -29,6 +29,9 @@ class Outcome(IntEnum):
     REJECTED = 2
 
 
+_PACK_AT = 4096
+"""Values of samples that are kept in a list before they are packed."""
+
 # An enum member costs a dictionary look-up and a descriptor; these two are set once a request.
 _COMPLETED = int(Outcome.COMPLETED)
 _REJECTED = int(Outcome.REJECTED)
@@ -43,9 +46,10 @@ class Recorder:
 
     __slots__ = (
         "_available",
-        "_extend_samples",
         "_last_decision",
         "_last_sample",
+        "_packed",
+        "_rows",
         "admitted_at",
         "busy",
         "capacity_bytes",
@@ -64,7 +68,6 @@ class Recorder:
         "preemptions",
         "reasons",
         "rehit_tokens",
-        "samples",
         "steps",
         "weights_bytes",
         "workspace_bytes",
@@ -100,9 +103,10 @@ class Recorder:
         self.reasons: dict[int, str] = {}
         """Why a request was rejected; only of those."""
 
-        self.samples = array("q")
-        """Flat rows of SAMPLE_COLUMNS."""
-        self._extend_samples = self.samples.extend
+        self._packed = array("q")
+        self._rows: list[
+            int
+        ] = []  # the newest samples, not yet packed: a list is quicker to add to
         self._last_sample: Tick = 0
 
         self.counts = [[0] * KINDS for _ in Phase]
@@ -131,7 +135,20 @@ class Recorder:
         if now < self._last_sample:
             raise InvariantError("time-monotonic", f"sample at {now} after {self._last_sample} ps")
         self._last_sample = now
-        self._extend_samples((now, *usage, free_bytes))
+        rows = self._rows
+        rows += [now, *usage, free_bytes]
+        if len(rows) > _PACK_AT:
+            self._pack()
+
+    def _pack(self) -> None:
+        self._packed.fromlist(self._rows)
+        self._rows.clear()
+
+    @property
+    def samples(self) -> array[int]:
+        """Flat rows of SAMPLE_COLUMNS."""
+        self._pack()
+        return self._packed
 
     def _sum_detail(self, now: Tick, usage: MemoryUsage, free_bytes: int) -> str:
         parts = {
@@ -221,23 +238,19 @@ class Recorder:
         reserve, free, create, destroy, mapped, unmapped, copy, out, back, allocate, give = counts
         if create:
             row[2] += create
-        if destroy:
-            row[3] += destroy
         if mapped:
             row[4] += mapped
         if unmapped:
             row[5] += unmapped
-        if copy:
-            row[6] += copy
-        if allocate:
-            row[9] += allocate
-        if give:
-            row[10] += give
-        if reserve or free or out or back:
+        if destroy or copy or allocate or give or reserve or free or out or back:
             row[0] += reserve
             row[1] += free
+            row[3] += destroy
+            row[6] += copy
             row[7] += out
             row[8] += back
+            row[9] += allocate
+            row[10] += give
         self.busy[phase] += busy
 
     def expose(self, phase: Phase, ticks: Tick) -> None:
