@@ -52,13 +52,6 @@ def load(
 
     Raises TraceFormatError for what is wrong with the file, ConfigError for options.
     """
-    source = Source(path)
-    reader = detect(source) if from_format is None else get_reader(from_format)
-    given = {name: value for name, value in options.items() if value is not None}
-    unknown = sorted(set(given) - set(reader.options))
-    if unknown:
-        known = ", ".join(reader.options) or "none"
-        raise ConfigError(f"format {reader.name} has no option {unknown[0]!r}; it has: {known}")
     if block_size is not None and not 1 <= block_size <= MAX_BLOCK:
         raise ConfigError(f"block size {block_size} is not between 1 and {MAX_BLOCK}")
     if limit_by not in LIMITS:
@@ -66,7 +59,12 @@ def load(
     if arrival is not None and rate is None:
         raise ConfigError("arrival needs a rate")
     schedule = None if rate is None else Schedule(rate, arrival or "poisson", cv, seed)
-    trace = reader.read(source, ReadOptions(block_size, schedule, given))
+    given = {name: value for name, value in options.items() if value is not None}
+    source = Source(path)
+    try:
+        trace = _read(source, from_format, ReadOptions(block_size, schedule, given))
+    finally:
+        source.close()
     if window_s is not None:
         trace = window(trace, *window_s)
     if limit is not None:
@@ -79,3 +77,12 @@ def load(
         assert schedule is not None
         trace = reschedule(trace, schedule) if arrival else scale_to_rate(trace, rate)
     return repeat(scale_speed(trace, speed), repeats)
+
+
+def _read(source: Source, from_format: str | None, options: ReadOptions) -> Trace:
+    reader = detect(source) if from_format is None else get_reader(from_format)
+    unknown = sorted(set(options.named) - set(reader.options))
+    if unknown:
+        known = ", ".join(reader.options) or "none"
+        raise ConfigError(f"format {reader.name} has no option {unknown[0]!r}; it has: {known}")
+    return reader.read(source, options)

@@ -20,30 +20,60 @@ import zstandard
 
 from vtsim.errors import TraceFormatError
 from vtsim.traces.number import Where
+from vtsim.traces.pipe import Pipe
 
 HEAD_BYTES = 1 << 16
 MOST_LINE = 64 << 20
 """Bytes of a line: a longer one is no request, and would fill the memory."""
-MOST_PIPED = 4 << 30
-"""Bytes that are taken from a pipe or a device, which must be held in memory."""
 
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_SKIPPED = frozenset(bytes((low, 0x2A, 0x4D, 0x18)) for low in range(0x50, 0x60))
+"""What begins the skippable frames of zstd: pzstd puts them first."""
+_PACKED = "is compressed with %s: decompress it first (gzip and zstd are read as they are)"
+_TABLE = "is %s; no reader takes that: convert it to CSV or JSONL"
 _NO_TRACE = (
     (
         b"version https://git-lfs.github.com/spec/",
         "is a Git LFS pointer, not the data: run git lfs pull",
     ),
     (b"PK\x03\x04", "is a zip archive: unpack it first"),
-    (b"PAR1", "is a Parquet file; no reader takes that: convert it to CSV or JSONL"),
-    (b"\xfd7zXZ\x00", "is compressed with xz: decompress it first (gzip and zstd are read as is)"),
-    (b"BZh", "is compressed with bzip2: decompress it first (gzip and zstd are read as is)"),
+    (b"7z\xbc\xaf\x27\x1c", "is a 7z archive: unpack it first"),
+    (_GZIP, "is compressed twice: decompress it once"),
+    (_ZSTD, "is compressed twice: decompress it once"),
+    (b"\xfd7zXZ\x00", _PACKED % "xz"),
+    (b"BZh", _PACKED % "bzip2"),
+    (b"\x04\x22\x4d\x18", _PACKED % "lz4"),
+    (b"\x1f\x9d", _PACKED % "compress"),
+    (b"PAR1", _TABLE % "a Parquet file"),
+    (b"ARROW1", _TABLE % "an Arrow file"),
+    (b"\x93NUMPY", _TABLE % "a NumPy array"),
+    (b"SQLite format 3\x00", _TABLE % "an SQLite database"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", _TABLE % "an Excel or other Office file"),
     (b"%PDF", "is a PDF document, not a trace"),
+    (b"\xff\xfe\x00\x00", "is UTF-32 text: save it as UTF-8"),
     (b"\xff\xfe", "is UTF-16 text: save it as UTF-8"),
     (b"\xfe\xff", "is UTF-16 text: save it as UTF-8"),
 )
+_TAR_AT = 257
 
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_NUL = "holds NUL bytes: it is no text file"
+
+def what_it_is(head: bytes) -> str | None:
+    """Why a file that begins so is no trace; None if it may be one."""
+    for magic, what in _NO_TRACE:
+        if head.startswith(magic):
+            return what
+    if head[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        return "is a tar archive: unpack it first"
+    start = head[:512].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "is a web page, not a trace: download the raw file"
+    if not head.strip(b"\xef\xbb\xbf \t\r\n"):
+        return "is empty"
+    if b"\0" in head:
+        if any(head[1:512:2]) is not any(head[0:512:2]):  # every other byte
+            return "is UTF-16 text: save it as UTF-8"
+        return "holds NUL bytes: it is no text file"
+    return None
 
 
 class Source:
@@ -51,7 +81,7 @@ class Source:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._data: bytes | None = None
+        self._pipe: Pipe | None = None
         if not str(path):
             raise TraceFormatError("the file's name is empty", path="''")
         try:
@@ -65,31 +95,18 @@ class Source:
         if not self.is_dir:
             try:
                 if not self.path.is_file():  # a pipe can be read once only
-                    self._data = self._piped()
+                    self._pipe = Pipe(self.path)
                 self.head_bytes = self._check_head()
             except OSError as error:
                 raise TraceFormatError(f"cannot be read: {error.strerror}", path=path) from None
+            except TraceFormatError:
+                self.close()
+                raise
 
-    def _piped(self) -> bytes:
-        """All that comes; refused as soon as it cannot be a trace, as it may never end."""
-        held = bytearray()
-        line = 0
-        with open(self.path, "rb") as stream:
-            while block := stream.read(1 << 16):
-                held += block
-                packed = held.startswith((_GZIP, _ZSTD))
-                if not packed and b"\0" in block and not held.startswith(_UTF16):
-                    raise TraceFormatError(_NUL, path=self.path)
-                end = block.rfind(b"\n")
-                line = line + len(block) if end < 0 else len(block) - end - 1
-                if line > MOST_LINE and not packed and bytes(held[:1]) not in (b"{", b"["):
-                    raise self._too_long(None)
-                if len(held) > MOST_PIPED:
-                    raise TraceFormatError(
-                        f"more than {MOST_PIPED >> 30} GiB through a pipe: save it in a file",
-                        path=self.path,
-                    )
-        return bytes(held)
+    def close(self) -> None:
+        """Lets go of a pipe, so that who writes to it is not kept waiting."""
+        if self._pipe is not None:
+            self._pipe.close()
 
     def _too_long(self, line: int | None) -> TraceFormatError:
         return TraceFormatError(
@@ -104,7 +121,7 @@ class Source:
         return Where(str(self.path))
 
     def _raw(self) -> IO[bytes]:
-        return open(self.path, "rb") if self._data is None else io.BytesIO(self._data)
+        return open(self.path, "rb") if self._pipe is None else self._pipe.open()
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -116,7 +133,7 @@ class Source:
                 if magic.startswith(_GZIP):
                     with gzip.open(raw) as stream:
                         yield cast(IO[bytes], stream)
-                elif magic == _ZSTD:
+                elif magic == _ZSTD or magic in _SKIPPED:
                     yield io.BufferedReader(_Frames(raw), 1 << 20)
                 else:
                     yield raw
@@ -128,18 +145,9 @@ class Source:
     def _check_head(self) -> bytes:
         with self.open() as stream:
             head = stream.read(HEAD_BYTES)
-        for magic, what in _NO_TRACE:
-            if head.startswith(magic):
-                raise TraceFormatError(what, path=self.path)
-        if b"\0" in head:
-            raise TraceFormatError(_NUL, path=self.path)
-        start = head[:512].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-        if start.startswith((b"<!doctype", b"<html", b"<?xml")):
-            raise TraceFormatError(
-                "is a web page, not a trace: download the raw file", path=self.path
-            )
-        if not head.strip(b"\xef\xbb\xbf \t\r\n"):
-            raise TraceFormatError("is empty", path=self.path)
+        what = what_it_is(head)
+        if what is not None:
+            raise TraceFormatError(what, path=self.path)
         return head
 
     def sha256(self) -> str:
@@ -204,9 +212,10 @@ class Source:
             except StopIteration:
                 return
             except csv.Error as error:
-                raise TraceFormatError(
-                    f"malformed CSV: {error}", path=self.path, line=first
-                ) from None
+                said = f"malformed CSV: {error}"
+                if "new-line character" in said:
+                    said = "a carriage return stands inside a line: end lines with LF or CRLF"
+                raise TraceFormatError(said, path=self.path, line=first) from None
             if row and (len(row) > 1 or row[0].strip()):
                 yield first, row
 
