@@ -42,7 +42,7 @@ class AzureReader:
         builder.arrivals = array("q")
         builder.note_unknown(name for name, _ in others)
         reading = _Reading(builder, table.where)
-        if images is None and not others and columns == [0, 1, 2] and table.delimiter == ",":
+        if len(table.names) == 3 and columns == [0, 1, 2] and table.delimiter == ",":
             reading.blocks(source)
         else:
             reading.table(table, columns, images, others)

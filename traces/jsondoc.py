@@ -95,6 +95,8 @@ class _Reader:
         self._utf8 = codecs.getincrementaldecoder("utf-8-sig")()
         self._text = ""
         self._at = 0
+        self._gone = 0
+        """Characters of the first line held that are held no more."""
         self._counted = 0
         self._line = 1
         self._ended = False
@@ -116,6 +118,8 @@ class _Reader:
         if self._ended:
             return False
         self._line_at(self._at)
+        line_start = self._text.rfind("\n", 0, self._at) + 1
+        self._gone = self._at - line_start + (0 if line_start else self._gone)
         size = max(_CHUNK, len(self._text) - self._at)
         block = self._stream.read(size)
         self._ended = not block
@@ -156,8 +160,9 @@ class _Reader:
 
     def end(self) -> None:
         if found := self.peek():
-            what = "a comma" if found == "," else "something"
-            raise self.error(f"malformed JSON: {what} follows the document")
+            what = {",": "a comma", "{": "another object"}.get(found, "something")
+            how = ": put each object on a line of its own" if found == "{" else ""
+            raise self.error(f"malformed JSON: {what} follows the document{how}")
 
     def value(self) -> Any:
         """The next JSON value, whole."""
@@ -166,12 +171,14 @@ class _Reader:
             try:
                 value, end = _decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
+                at = error.pos - self._at
                 cut = error.msg.startswith("Unterminated string") or (
                     error.pos >= len(self._text) - _NEAR_END
                 )
                 if cut and self._fill():
                     continue
-                raise self.error(f"malformed JSON: {error.msg}", error.pos) from None
+                said = error.msg[:1].lower() + error.msg[1:]
+                raise self.error(f"malformed JSON: {said}", self._at + at) from None
             except RecursionError:
                 raise self.error("malformed JSON: nested too deeply") from None
             except (ValueError, ArithmeticError) as error:
@@ -196,5 +203,6 @@ class _Reader:
 
     def error(self, message: str, at: int | None = None) -> TraceFormatError:
         at = self._at if at is None else min(at, len(self._text))
-        column = at - self._text.rfind("\n", 0, at)
+        line_start = self._text.rfind("\n", 0, at) + 1
+        column = at - line_start + 1 + (0 if line_start else self._gone)
         return TraceFormatError(message, path=self._path, line=self._line_at(at), column=column)

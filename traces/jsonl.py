@@ -35,7 +35,7 @@ def objects(source: Source, where: Where) -> Iterator[dict[str, Any]]:
             raise _malformed(where, text, error) from None
         if type(value) is not dict:
             raise where.error(f"one JSON object a line is wanted, not a {_kind(value)}")
-        if text.count(b'":') > len(value):  # more keys than members: nested, or one stands twice
+        if text.count(b":") > len(value):  # nested, in a string, or of a key that stands twice
             try:
                 _keys.decode(text.decode())
             except (ValueError, RecursionError) as error:
@@ -55,19 +55,19 @@ def _malformed(where: Where, text: bytes, error: Exception) -> TraceFormatError:
             return where.error("malformed JSON: the line ends inside an object (cut off?)")
         return where.error(f"malformed JSON: {message}")
     offset = int(found[1])
-    if "trailing" in message:  # msgspec counts one more here
+    trailing = "trailing characters" in message
+    if trailing:  # msgspec counts one more here
         offset -= 1
     column = len(text[:offset].decode(errors="replace")) + 1
-    if "trailing" in message:
+    if trailing:
         rest = text[offset:].lstrip()
         if rest.startswith(b","):
             what = "a comma stands between objects; JSON lines have one object a line, no commas"
         else:
             what = "something follows the object; JSON lines have one object a line"
         return where.error(f"malformed JSON: {what}", column=column)
-    return where.error(
-        f"malformed JSON: {message.removeprefix('JSON is malformed: ')}", column=column
-    )
+    said = _BYTE.sub("", message.removeprefix("JSON is malformed: ")).strip()
+    return where.error(f"malformed JSON: {said}", column=column)
 
 
 def _kind(value: object) -> str:

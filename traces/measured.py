@@ -15,7 +15,7 @@ from vtsim.errors import TraceFormatError
 from vtsim.request import TICKS_PER_S, Tick, Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.jsondoc import JsonDocument
-from vtsim.traces.number import Where
+from vtsim.traces.number import MAX_TICK, Where
 from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
@@ -54,6 +54,10 @@ class ServingSimBenchReader:
                 for key in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
                 if row.get(key) is not None
             }
+            if at.get("last_token_ts", MAX_TICK) < at.get("first_token_ts", 0):
+                raise where.error(
+                    "stands before first_token_ts", "last_token_ts", row["last_token_ts"]
+                )
             recorded: dict[str, object] = {}
             extra = {key: row[key] for key in row if key not in known}
             builder.note_unknown(extra)
@@ -137,6 +141,10 @@ class AiperfResultsReader:
             end = about.get("request_end_ns")
             if end is not None and "duration_s" not in recorded:
                 ticks = where.ticks(end, "metadata.request_end_ns", "ns") - start
+                if ticks < 0:
+                    raise where.error(
+                        "stands before request_start_ns", "metadata.request_end_ns", end
+                    )
                 recorded["duration_s"] = _seconds(ticks)
             session = about.get("conversation_id")
             turn = about.get("turn_index")

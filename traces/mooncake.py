@@ -129,8 +129,8 @@ class MooncakeReader:
                 extra=extra,
             )
             if session is not None:
-                sessions.added(session, row_number, prompt + output)
-        sessions.warn(builder)
+                sessions.added(session, row_number, arrival, turn, prompt + output)
+        sessions.finish(builder)
         if counted:
             rule.tell(builder)
         return builder.finish()
@@ -213,6 +213,15 @@ class _Sessions:
             self._untimed += wait is None
         else:
             state.check(where, session, "timestamp")
+            if self._turns == "delta" and arrival < state.arrival:
+                raise where.error(
+                    f"lies before that of session {session!r} on line {state.line}: rows that "
+                    "hold only what is new must stand in the order in which they were said",
+                    "timestamp",
+                )
+            state.mixed |= arrival < state.arrival
+        if arrival is not None:
+            state.arrival, state.line = arrival, where.line
         after: tuple[int, ...] = ()
         if arrival is None:
             if state.last_row is None:
@@ -226,17 +235,24 @@ class _Sessions:
         state.rows += 1
         return arrival, after, state.rows - 1 if known else -1, prompt
 
-    def added(self, session: str, row: int, tokens: int) -> None:
+    def added(self, session: str, row: int, arrival: Tick | None, turn: int, tokens: int) -> None:
         state = self._state[session]
         state.last_row = row
         state.tokens = tokens
+        if arrival is not None and turn >= 0:
+            state.timed.append((arrival, row))
 
     def dropped(self, session: str | None, arrival: Tick | None) -> None:
         """A failed row took no time: what waits for it counts from its arrival."""
         if session is not None and arrival is not None:
             self._state[session].dropped_arrival = arrival
 
-    def warn(self, builder: TraceBuilder) -> None:
+    def finish(self, builder: TraceBuilder) -> None:
+        """Turns follow the clock, whatever the order of the file; what is not known is said."""
+        for session, state in self._state.items():
+            if state.mixed:
+                for turn, (_, row) in enumerate(sorted(state.timed)):
+                    builder.set_session(row, session, turn)
         if self._untimed:
             builder.warn(
                 f"{self._untimed} rows state neither timestamp nor delay: they follow their "
@@ -250,9 +266,18 @@ class _Sessions:
 
 
 class _Session:
-    __slots__ = ("dropped_arrival", "last_row", "mode", "mode_line", "rows", "tokens")
+    __slots__ = (
+        *("arrival", "dropped_arrival", "last_row", "line", "mixed", "mode", "mode_line"),
+        *("rows", "timed", "tokens"),
+    )
 
     def __init__(self) -> None:
+        self.arrival: Tick = -1  # of the row before, on this line
+        self.line: int | None = None
+        self.mixed = False
+        """Its rows stand out of time order."""
+        self.timed: list[tuple[Tick, int]] = []
+        """(arrival, row) of those that are turns."""
         self.rows = 0
         self.tokens = 0
         self.last_row: int | None = None

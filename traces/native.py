@@ -10,6 +10,7 @@ writes it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from vtsim.errors import TraceFormatError
@@ -102,7 +103,8 @@ def _check_format(where: Where, header: dict[str, Any]) -> None:
 
 def _check_header(where: Where, key: str, value: object) -> None:
     if key == "version" and (type(value) is not int or value != VERSION):
-        raise where.error(f"version {value!r} is unknown; this vtsim reads version {VERSION}", key)
+        said = value if isinstance(value, Decimal) else repr(value)
+        raise where.error(f"version {said} is unknown; this vtsim reads version {VERSION}", key)
     if key == "block_size" and value is not None:
         size = where.count(value, key)
         if size > MAX_BLOCK:

@@ -104,7 +104,7 @@ def date_time_ticks(text: str) -> Tick:
     head, rest = text[:19], text[19:]
     seconds = seconds_since_1970(head)
     fraction = 0
-    if rest.startswith("."):
+    if rest.startswith((".", ",")):  # ISO 8601 has both
         end = 1
         while end < len(rest) and rest[end].isdigit():
             end += 1

@@ -29,11 +29,16 @@ _LIMITS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens")
 PROMPT_KEYS = (*TEXT_KEYS, "texts", "messages", "input_ids", "payload", "body", "turns", "payloads")
 
 
+_LENGTHS = ("input_length", "input_tokens", "prompt_tokens")
+
+
 def prompt_tokens(where: Where, row: dict[str, Any], rule: TokenRule) -> tuple[int, list[int]]:
-    """(tokens, token ids or []) of the one prompt that `row` states."""
+    """(tokens, token ids or []) of the one prompt that `row` states: a length that is recorded goes
+    before what its text counts."""
     found = [key for key in PROMPT_KEYS if row.get(key) is not None]
-    if not found and row.get("input_length") is not None:
-        return where.count(row["input_length"], "input_length"), []
+    stated = next((key for key in _LENGTHS if row.get(key) is not None), None)
+    if stated is not None and "input_ids" not in found:
+        return where.count(row[stated], stated), []
     if not found:
         raise where.error(f"no prompt: none of {', '.join(PROMPT_KEYS)}", "prompt")
     key = found[0]
@@ -85,7 +90,6 @@ class _Reading:
         self._last: dict[str, int] = {}
         self._seen: dict[str, int] = {}
         self._limits = self._timed = self._untimed = 0
-        self._texts = False
 
     def trace(self) -> Trace:
         where, builder = self._where, self._builder
@@ -100,7 +104,7 @@ class _Reading:
         if self._timed and self._untimed and not self._options.schedule:
             builder.warn(f"{self._untimed} requests state no time and are sent at the start")
         builder.schedule_untimed(self._options.schedule, else_at_start=True)
-        if self._texts:
+        if self._rule.counted:
             self._rule.tell(builder)
         if self._limits:
             builder.warn(
@@ -125,7 +129,6 @@ class _Reading:
         for turn, item in enumerate(turns):
             arrival, wait = self._times(item if turn else {**row, **item})
             tokens, _ = prompt_tokens(where, item, self._rule)
-            self._texts = True
             output = self._output(item)
             prompt = tokens if whole else history + tokens
             history = prompt + output
@@ -146,7 +149,6 @@ class _Reading:
         where, builder = self._where, self._builder
         arrival, wait = times
         tokens, ids = prompt_tokens(where, row, self._rule)
-        self._texts |= not ids
         output = self._output(row.get("body") or row.get("payload") or row)
         session = row.get("session_id")
         name = None if session is None else str(session)

@@ -38,6 +38,7 @@ class ShareGptReader:
         builder = TraceBuilder(source, self.name)
         where = builder.where
         names: dict[str, int] = {}
+        unasked = 0
         for row in json_rows(source, where):
             key = "conversations" if "conversations" in row else "conversation"
             messages = row.get(key)
@@ -50,10 +51,16 @@ class ShareGptReader:
             names[name] = names.get(name, 0) + 1
             if names[name] > 1:  # ids that occur twice are two conversations
                 name = f"{name}#{names[name]}"
-            if not self._conversation(builder, where, rule, key, messages, name):
+            exchanges, alone = self._conversation(builder, where, rule, key, messages, name)
+            unasked += alone
+            if not exchanges:
                 builder.drop("conversation_without_exchange")
         builder.schedule_untimed(options.schedule, else_at_start=True)
         rule.tell(builder)
+        if unasked:
+            builder.warn(
+                f"{unasked} answers follow no question: they are part of later prompts only"
+            )
         if builder.waits:
             builder.warn("times between turns are unknown: a next turn follows at once")
         return builder.finish()
@@ -66,11 +73,12 @@ class ShareGptReader:
         key: str,
         messages: list[Any],
         name: str,
-    ) -> int:
-        """Adds the conversation's requests; returns how many there were, dropped ones included."""
+    ) -> tuple[int, int]:
+        """Adds the conversation's requests; returns how many there were, dropped ones included,
+        and how many answers follow no question."""
         said = 0
         asked = False
-        seen = turn = 0
+        seen = turn = unasked = 0
         last: int | None = None
         for index, message in enumerate(messages):
             field = f"{key}[{index}]"
@@ -94,10 +102,12 @@ class ShareGptReader:
                         after=() if last is None else (last,),
                     )
                     turn += 1
-            elif role.lower() in _ASKS:
+            elif role.lower() in _ANSWERS:
+                unasked += 1
+            else:
                 asked = True
             said += tokens
-        return seen
+        return seen, unasked
 
 
 READER = ShareGptReader()

@@ -40,6 +40,8 @@ class TraceLabReader:
         for row in table.rows():
             session, arrival, round_idx, prefix, new, output, wait = (row[i] for i in columns)
             session = session.strip()
+            if not session:
+                raise where.error("is empty", "session_id")
             start = where.ticks(arrival, "arrival_time", "ms")
             turn = where.count(round_idx, "round_idx")
             prefix_tokens = where.count(prefix, "prefix_len")

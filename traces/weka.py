@@ -58,11 +58,17 @@ class WekaReader:
                 )
             elif block != builder.block_size:
                 raise where.error(f"differs from {builder.block_size} before", "block_size", block)
+            scope = head.get("hash_id_scope", "local")
+            if scope not in ("local", "global"):
+                raise where.error("is neither local nor global", "hash_id_scope", scope)
+            if scope != builder.hash_scope:
+                builder.hash_scope = "global"  # of some ids: the others have names of their own
             name = str(head.get("id") or part)
             if name in names:
                 name = f"{name} ({part})"
             names.add(name)
-            _Conversation(builder, where, name, basis).read(requests, options.flag("closed_loop"))
+            conversation = _Conversation(builder, where, name, basis, scope == "local")
+            conversation.read(requests, options.flag("closed_loop"))
         if builder is None:
             raise TraceFormatError("no conversations", path=source.path)
         if len(names) > 1:
@@ -128,11 +134,15 @@ class _Row:
 
 
 class _Conversation:
-    def __init__(self, builder: TraceBuilder, where: Where, name: str, basis: str) -> None:
+    def __init__(
+        self, builder: TraceBuilder, where: Where, name: str, basis: str, local: bool
+    ) -> None:
         self._builder = builder
         self._where = where
         self._name = name
         self._basis = basis
+        self._local = local
+        """Its hash ids mean nothing to other conversations."""
         self._rows: list[_Row] = []
 
     def read(self, requests: list[tuple[int, int, Any]], closed_loop: bool) -> None:
@@ -214,7 +224,7 @@ class _Conversation:
             None if waits else row.arrival,
             prompt,
             output,
-            hash_ids=[(self._name, name) for name in ids] if ids else (),
+            hash_ids=[(self._name, name) for name in ids] if ids and self._local else ids or (),
             session=session,
             turn=turn,
             after=parents if waits else (),

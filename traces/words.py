@@ -37,6 +37,8 @@ class TokenRule:
         self.other_parts = 0
         """Parts of messages that are no text (images, audio), which count nothing."""
         self.defaulted = 0
+        self.counted = False
+        """Whether any text has been."""
         self._encode: Callable[[str], int] | None = None
         if tokenizer is not None:
             if per_word is not None:
@@ -55,6 +57,7 @@ class TokenRule:
 
     def text(self, text: str) -> int:
         """Tokens of a text; words are what blanks separate, and their tokens are rounded up."""
+        self.counted = True
         if self._encode is not None:
             return self._encode(text)
         return math.ceil(len(text.split()) * self._per_word)

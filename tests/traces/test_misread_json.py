@@ -1,0 +1,265 @@
+"""JSON of kinds that tools misread, beside those of ../shared/cases: each is read as what it
+means, or refused in one line that says what is wrong and where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from vtsim.errors import TraceFormatError
+from vtsim.request import TICKS_PER_S
+from vtsim.traces import load
+
+
+def lines(*rows: dict[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def mooncake(**changes: Any) -> dict[str, Any]:
+    row = {"timestamp": 0, "input_length": 40, "output_length": 2, **changes}
+    return {key: value for key, value in row.items() if value is not ...}
+
+
+def native(*rows: dict[str, Any], **head: Any) -> str:
+    document = {"format": "vtsim-trace", "version": 1, "block_size": 0, "tail_rule": "exact"}
+    return json.dumps({**document, "hash_scope": "global", **head, "requests": list(rows)})
+
+
+def asks(**changes: Any) -> dict[str, Any]:
+    return {"arrival_s": 0, "prompt_tokens": 4, "output_tokens": 2, **changes}
+
+
+def weka(*requests: dict[str, Any], **head: Any) -> dict[str, Any]:
+    return {"id": "c", "block_size": 64, "models": [], "requests": list(requests), **head}
+
+
+def call(**changes: Any) -> dict[str, Any]:
+    return {"t": 0.0, "in": 64, "out": 5, "hash_ids": [1], **changes}
+
+
+ROW = lines(mooncake())
+HIGH = 2**53
+
+
+class Read(NamedTuple):
+    """A file that is read, and as what."""
+
+    data: str
+    arrival_s: list[float]
+    prompt: list[int]
+    output: list[int]
+    dropped: dict[str, int] = {}  # noqa: RUF012
+    moved: int = 0
+
+
+READ = {
+    "blank lines, some of blanks": Read(f"\n\n{ROW}   \n{ROW}\n", [0, 0], [40, 40], [2, 2]),
+    "numbers as strings": Read(
+        lines(mooncake(timestamp="1000"), mooncake(timestamp="2500", input_length="41")),
+        [0, 1.5],
+        [40, 41],
+        [2, 2],
+    ),
+    "counts of 40.0": Read(lines(mooncake(input_length=40.0)), [0], [40], [2]),
+    "stamps of a fraction of a millisecond": Read(
+        lines(mooncake(), mooncake(timestamp=0.25)), [0, 0.00025], [40, 40], [2, 2]
+    ),
+    "an array instead of lines": Read(f"[{ROW},{ROW}]", [0, 0], [40, 40], [2, 2]),
+    "one object over several lines": Read(json.dumps(mooncake(), indent=1), [0], [40], [2]),
+    "null and empty hash ids": Read(
+        lines(mooncake(hash_ids=None), mooncake(hash_ids=[])), [0, 0], [40, 40], [2, 2]
+    ),
+    "a row without answer": Read(
+        lines(mooncake(output_length=0), mooncake()), [0], [40], [2], {"zero_output": 1}
+    ),
+    "a length beside a text in another shape": Read(
+        json.dumps({"data": [{"timestamp": 0, "input_length": 40, "output_length": 2}]}),
+        [0],
+        [40],
+        [2],
+    ),
+    "a recorded length beside its text": Read(
+        lines(
+            {"messages": [{"role": "user", "content": "hi"}], "prompt_tokens": 40, "max_tokens": 2}
+        ),
+        [0],
+        [40],
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_is_read_as_what_it_means(kind: str, tmp_path: Path) -> None:
+    want = READ[kind]
+    trace = load(write(tmp_path, want.data))
+    arrivals = [round(second * TICKS_PER_S) for second in want.arrival_s]
+    assert trace.arrival.tolist() == arrivals
+    assert trace.prompt_tokens.tolist() == want.prompt
+    assert trace.output_tokens.tolist() == want.output
+    report = trace.report
+    assert (report.dropped, report.rows_moved) == (want.dropped, want.moved)
+    assert report.rows_read == report.rows_kept + sum(report.dropped.values())
+
+
+def write(folder: Path, data: str) -> Path:
+    path = folder / "x"
+    path.write_text(data)
+    return path
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "true for a number": (lines(mooncake(input_length=True)), "x:1: input_length: is not a number"),
+    "null for a number": (lines(mooncake(input_length=None)), "x:1: input_length: is missing"),
+    "the word NaN": (lines(mooncake(input_length="NaN")), "x:1: input_length: is not finite"),
+    "NaN as Python writes it": (lines(mooncake(input_length=float("nan"))), "x:1:34: malformed"),
+    "a key twice, blanks before its colon": (
+        '{"timestamp" : 0, "input_length" : 4, "output_length" : 2, "output_length" : 3}\n',
+        "x:1: malformed JSON: key 'output_length' stands twice",
+    ),
+    "a key twice, once spelled with an escape": (
+        ROW.replace("}", ', "output_lengt\\u0068": 3}'),
+        "x:1: malformed JSON: key 'output_length' stands twice",
+    ),
+    "a comma behind the last member": (
+        ROW.replace("}", ",}"),
+        "x:1:57: malformed JSON: trailing comma in object",
+    ),
+    "a comma behind the last element": (f"[{ROW},\n]", "x:3:1: malformed JSON: expecting value"),
+    "documents one behind the other": (
+        2 * (json.dumps(mooncake(), indent=1) + "\n"),
+        "x:6:1: malformed JSON: another object follows the document",
+    ),
+    "two objects on a line": (
+        ROW.strip() + ROW,
+        "x:1:57: malformed JSON: something follows the object",
+    ),
+    "a row cut off": (ROW + ROW[:20], "x:2: malformed JSON: the line ends inside an object"),
+    "two lengths that differ": (
+        lines(mooncake(input_tokens=41)),
+        "x:1: input_tokens: differs from input_length 40 (got 41)",
+    ),
+    "hash ids of floats": (
+        lines(mooncake(hash_ids=[1.0])),
+        "x:1: hash_ids[0]: is neither an integer nor a string (got 1.0)",
+    ),
+    "a negative hash id": (
+        lines(mooncake(hash_ids=[-1])),
+        "x:1: hash_ids[0]: is negative (got -1)",
+    ),
+    "hash ids in a string": (lines(mooncake(hash_ids="[1]")), "x:1: hash_ids: is not a list"),
+    "a delay before the session begins": (
+        lines(mooncake(timestamp=..., delay=5, session_id="a")),
+        "x:1: timestamp: is missing: the first row of session 'a'",
+    ),
+    "a parent that is missing": (
+        native(asks(), asks(arrival_s=None, after=[7])),
+        "x:1: requests[1].after: names no request of this file (got 7)",
+    ),
+    "a request that waits for itself": (
+        native(asks(), asks(id=1, arrival_s=None, after=[1])),
+        "x:1: after: request 1 waits for itself",
+    ),
+    "an id twice": (native(asks(id=1), asks(id=1)), "x:1: requests[1].id: is the id of an earlier"),
+    "a version of 1.0": (native(asks(), version=1.0), "x:1: version: version 1.0 is unknown"),
+    "chats in a circle": (
+        lines(
+            *(
+                mooncake(chat_id=chat, parent_chat_id=3 - chat, hash_ids=[1, 2, 3])
+                for chat in (1, 2)
+            )
+        ),
+        "x: parent_chat_id: chats are their own parents",
+    ),
+    "an end before the start": (
+        lines(
+            {
+                "metadata": {"request_start_ns": 5, "request_end_ns": 1},
+                "metrics": {
+                    "input_sequence_length": {"value": 9},
+                    "output_sequence_length": {"value": 4},
+                },
+            }
+        ),
+        "x:1: metadata.request_end_ns: stands before request_start_ns",
+    ),
+    "a last token before the first": (
+        lines(
+            {
+                "input_toks": 3,
+                "output_toks": 2,
+                "arrival_time": 1.0,
+                "queued_ts": 10,
+                "first_token_ts": 12,
+                "last_token_ts": 11,
+            }
+        ),
+        "x:1: last_token_ts: stands before first_token_ts",
+    ),
+    "a scope of hash ids that is unknown": (
+        json.dumps(weka(call(), hash_id_scope="site")),
+        "hash_id_scope: is neither local nor global",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
+    data, words = REFUSED[kind]
+    with pytest.raises(TraceFormatError) as caught:
+        load(write(tmp_path, data))
+    assert words in str(caught.value).replace(f"{tmp_path}/", "")
+    assert "\n" not in str(caught.value)
+
+
+# -- what two rows have to do with each other ------------------------------------------------------
+
+
+def test_hash_ids_beyond_what_a_float_holds_stay_apart(tmp_path: Path) -> None:
+    rows = [
+        mooncake(input_length=600, hash_ids=[HIGH, HIGH + 1]),
+        mooncake(input_length=600, hash_ids=[HIGH + 1, 7]),
+    ]
+    trace = load(write(tmp_path, lines(*rows)))
+    assert [trace.hash_ids(row) for row in (0, 1)] == [[0, 1], [1, 2]]
+
+
+def test_a_hash_id_and_its_string_are_two(tmp_path: Path) -> None:
+    rows = [mooncake(hash_ids=[1]), mooncake(hash_ids=["1"]), mooncake(hash_ids=["1"])]
+    trace = load(write(tmp_path, lines(*rows)))
+    assert [trace.hash_ids(row) for row in range(3)] == [[0], [1], [1]]
+
+
+def test_turns_follow_the_clock_not_the_file(tmp_path: Path) -> None:
+    rows = [
+        mooncake(session_id="a", timestamp=100, input_length=600, hash_ids=[1, 2]),
+        mooncake(session_id="b", timestamp=60, hash_ids=[9]),
+        mooncake(session_id="a", timestamp=50, input_length=300, hash_ids=[1]),
+    ]
+    trace = load(write(tmp_path, lines(*rows)))
+    names = [trace.session_names[session] for session in trace.session]
+    turns = list(zip(names, trace.turn.tolist(), trace.prompt_tokens.tolist(), strict=True))
+    assert turns == [("a", 0, 300), ("b", 0, 40), ("a", 1, 600)]
+    with pytest.raises(TraceFormatError, match="x:3: timestamp: lies before that of session 'a'"):
+        load(write(tmp_path, lines(*rows)), turns="delta")
+
+
+@pytest.mark.parametrize(("scope", "ids"), [("local", [0, 1]), ("global", [0, 0])])
+def test_hash_ids_of_conversations_are_shared_if_the_file_says_so(
+    scope: str, ids: list[int], tmp_path: Path
+) -> None:
+    path = write(tmp_path, lines(*(weka(call(), id=n, hash_id_scope=scope) for n in "ab")))
+    trace = load(path)
+    assert [trace.hash_ids(row)[0] for row in (0, 1)] == ids
+    assert trace.hash_scope == scope
+
+
+def test_answers_without_a_question_are_counted(tmp_path: Path) -> None:
+    said = (("gpt", "welcome"), ("human", "a b"), ("gpt", "c"), ("gpt", "d e"), ("human", "f"))
+    messages = [{"from": who, "value": text} for who, text in (*said, ("gpt", "g"))]
+    trace = load(write(tmp_path, json.dumps([{"id": "x", "conversations": messages}])))
+    assert trace.prompt_tokens.tolist() == [3, 7] and trace.output_tokens.tolist() == [1, 1]
+    assert any(w.startswith("2 answers follow no question") for w in trace.report.warnings)
