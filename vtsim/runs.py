@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from vtsim.backends.sim import CostModel, VmmTimes, device_info
 from vtsim.budget import Budget
@@ -24,6 +22,7 @@ from vtsim.memory.journal import Journal
 from vtsim.metrics.progress import Progress, ReportingRecorder
 from vtsim.metrics.recorder import Recorder
 from vtsim.metrics.result import PolicyRun, RunResult
+from vtsim.metrics.shown import shown_options
 from vtsim.options import ReplayOptions
 from vtsim.plan import KINDS, OpKind
 from vtsim.ports import DeviceInfo, MemoryBackend, StepShape
@@ -31,6 +30,8 @@ from vtsim.quantities import format_bytes
 from vtsim.registry import PolicyChoice
 from vtsim.request import IntArray, Trace
 from vtsim.spec import GpuSpec, KVLayout, ModelSpec
+
+R = TypeVar("R", bound=PolicyRun)
 
 MakeBackend = Callable[..., MemoryBackend]
 """Opens the memory that plans are executed on; called as `SimBackend` is."""
@@ -58,6 +59,10 @@ class Replay:
 
     def run(self, progress: Progress | None = None) -> RunResult:
         """Replay the trace through each policy in turn."""
+        return self.result(tuple(_run_guarded(self, choice, progress) for choice in self.choices))
+
+    def result(self, runs: tuple[PolicyRun, ...]) -> RunResult:
+        """What `runs`, one of each policy, give together."""
         return RunResult(
             trace=self.trace,
             model=self.model.name,
@@ -67,16 +72,22 @@ class Replay:
             seed=self.options.seed,
             max_model_len=self.max_model_len,
             options=shown_options(self.options, self.budget),
-            runs=tuple(_run_guarded(self, choice, progress) for choice in self.choices),
+            runs=runs,
             version=self.version,
             ideal_hits=self.ideal_hits,
         )
 
 
 def _run_guarded(replay: Replay, choice: PolicyChoice, progress: Progress | None) -> PolicyRun:
-    """`_run_one`; a plug-in that ends the process is an error, not a success."""
-    try:
+    with no_exit(choice):
         return _run_one(replay, choice, progress)
+
+
+@contextmanager
+def no_exit(choice: PolicyChoice) -> Iterator[None]:
+    """A plug-in that ends the process is an error, not a success."""
+    try:
+        yield
     except SystemExit as error:
         where = place_of(choice.policy, "...")[:-4]
         raise ConfigError(
@@ -161,14 +172,16 @@ def finished(
     backend: MemoryBackend,
     recorder: Recorder,
     limit: int,
-) -> PolicyRun:
-    """What a run that is over gives back."""
+    kind: Callable[..., R],
+    **more: Any,
+) -> R:
+    """What a run that is over gives back: a `kind`, with `more` of its fields."""
     details = dict(getattr(parts.policy, "details", dict)())
     if parts.oracle:
         details["oracle"] = parts.oracle
     if hasattr(backend, "report"):
         details["device"] = backend.report()
-    return PolicyRun(
+    return kind(
         label=choice.label,
         policy=parts.policy.name,
         parameters=parts.policy.parameters(),
@@ -183,6 +196,7 @@ def finished(
         ideal_hits=replay.ideal_hits,
         details=details,
         driver_calls=tuple(backend.calls()) if replay.options.log else None,
+        **more,
     )
 
 
@@ -212,7 +226,7 @@ def _run_one(replay: Replay, choice: PolicyChoice, progress: Progress | None) ->
             recorder,
             parts.limits,
         ).run()
-    return finished(replay, choice, parts, backend, recorder, budget.limit_bytes)
+    return finished(replay, choice, parts, backend, recorder, budget.limit_bytes, PolicyRun)
 
 
 def _hidden_units(executor: CostModel, gpu: GpuSpec, kv: KVLayout) -> int:
@@ -260,41 +274,3 @@ def _recorder(replay: Replay, label: str, progress: Progress | None) -> Recorder
         context_bytes=budget.context_bytes,
         decisions=replay.options.decisions,
     )
-
-
-def shown_options(opts: ReplayOptions, budget: Budget) -> dict[str, object]:
-    """The options that change results, as JSON values."""
-    return {
-        "max_num_seqs": opts.max_num_seqs,
-        "max_batched_tokens": opts.max_batched_tokens,
-        "kv_memory": opts.kv_memory,
-        "gpu_memory_bytes": budget.capacity_bytes,
-        "gpu_memory_utilization": opts.gpu_memory_utilization,
-        "kv_dtype": opts.kv_dtype,
-        "speed": float(Fraction(str(opts.speed))),
-        "limit": opts.limit,
-        "on_overflow": opts.on_overflow,
-        "admit": opts.admit,
-        "victim": opts.victim,
-        "preemption": opts.preemption,
-        "swap_memory": opts.swap_memory if opts.preemption == "swap" else None,
-        "vmm_tail": opts.vmm_tail,
-        "fail_at": opts.fail_at,
-        **({"reader": _shown_reader(opts)} if _shown_reader(opts) else {}),
-    }
-
-
-def _shown_reader(opts: ReplayOptions) -> dict[str, object]:
-    """How the file was read, where it was said: JSON values."""
-    given = dict(opts.reader)
-    if opts.block_size is not None:
-        given["block_size"] = opts.block_size
-    return {name: _as_json(given[name]) for name in sorted(given)}
-
-
-def _as_json(value: object) -> object:
-    if isinstance(value, tuple | list):
-        return [_as_json(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # an open end
-    return value if isinstance(value, bool | int | float | None) else str(value)

@@ -93,7 +93,7 @@ def summarize(trace: Trace, recorder: Recorder) -> dict[str, Any]:
             "e2e_s": spread(done.e2e),
             "queue_s": spread(done.queue),
         },
-        "memory": _memory(recorder),
+        "memory": memory_numbers(recorder),
         "prefix": _prefix(trace, recorder),
         "vmm": _vmm(recorder, output),
         "steps": {
@@ -132,7 +132,8 @@ def spread(ticks: IntArray) -> dict[str, float | None]:
     return dict(zip(names, values, strict=True))
 
 
-def _memory(recorder: Recorder) -> dict[str, Any]:
+def memory_numbers(recorder: Recorder) -> dict[str, Any]:
+    """The `memory` object of a run's summary: of one policy, or of a GPU that tenants share."""
     samples = samples_of(recorder)
     constant = {
         "weights": recorder.weights_bytes,

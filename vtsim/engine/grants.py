@@ -1,0 +1,270 @@
+"""Who may hold how much of the memory that tenants share: grants, and what is taken back for them.
+
+A tenant's policy may hold what it holds and what nobody else has, never more than its ceiling and
+never of another's floor. What it is refused may be idle elsewhere (pooled, parked, kept prefixes):
+then others give it back, all that is missing or nothing, and it comes when their drivers have
+done so. Nobody gives what a sequence uses. It knows bytes, not sequences or steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from vtsim.engine.arrivals import NEVER
+from vtsim.engine.shares import Share
+from vtsim.errors import BackendError, InvariantError
+from vtsim.metrics.recorder import Recorder
+from vtsim.plan import MemoryUsage, Plan, Shortage
+from vtsim.ports import MemoryBackend
+from vtsim.request import Tick
+
+if TYPE_CHECKING:
+    from vtsim.engine.tenants import TenantEngine
+
+REFUSED: Tick = -1
+"""Nobody can give it."""
+
+
+class SharedBackend(MemoryBackend, Protocol):
+    """A backend on a device that others use too."""
+
+    def set_reserved(self, reserved_bytes: int) -> None:
+        """So much of the capacity is somebody else's from now on."""
+        ...
+
+
+@dataclass(slots=True)
+class Account:
+    """One tenant's memory, in bytes."""
+
+    share: Share
+    unit_bytes: int
+    """What its policy takes and gives is a multiple of this."""
+    gives: bool
+    """False: its policy took its memory at set-up, and keeps it."""
+    fixed_bytes: int
+    """Weights, workspace and context."""
+    held: int = 0
+    granted: int = 0
+    """The limit that its policy was given last."""
+    claim: int = 0
+    """It is to be able to hold so much: nobody else takes of it."""
+    leaving: list[tuple[Tick, int]] = field(default_factory=list)
+    """(when, how much): given up, and free for others when the driver has done it."""
+
+    def book(self, taken: int, done: Tick) -> None:
+        """A plan has taken (or, negative, given up) so much; its driver calls end at `done`."""
+        self.held += taken
+        if taken < 0:
+            self.leaving.append((done, -taken))
+        leaving = self.leaving
+        while taken > 0 and leaving:  # in the driver's order: what left last is taken up first
+            when, nbytes = leaving.pop()
+            if nbytes > taken:
+                leaving.append((when, nbytes - taken))
+            taken -= nbytes
+
+    def kept(self, at: Tick) -> int:
+        """What it holds, has not quite given up, or is sure of, at `at`."""
+        leaving = sum(nbytes for when, nbytes in self.leaving if when > at)
+        return max(self.held + leaving, self.share.floor_bytes)
+
+
+class Grants:
+    """The shared memory. Tenants enter an instant one after another, and ask inside it."""
+
+    def __init__(self, shared_bytes: int, capacity_bytes: int, recorder: Recorder) -> None:
+        self.shared_bytes = shared_bytes
+        self.capacity_bytes = capacity_bytes
+        self.recorder = recorder
+        """Of the whole GPU."""
+        self.fixed_bytes = 0
+        """What is never KV, of all tenants."""
+        self.tenants: list[TenantEngine] = []
+        self.reclaimed: dict[tuple[int, int], list[int]] = {}
+        """(who gave, who got) -> [bytes, times]."""
+        self._waiting_for_live: TenantEngine | None = None
+        self._entry: tuple[TenantEngine, MemoryUsage, int] | None = None
+        self._seen: list[tuple[MemoryUsage, int]] | None = None
+        """Each tenant's usage and bytes held when the instant was entered."""
+
+    def open(self, tenants: Sequence[TenantEngine]) -> None:
+        """All are set up. Raises `InvariantError` if that took what is another's."""
+        self.tenants = list(tenants)
+        self.fixed_bytes = sum(tenant.account.fixed_bytes for tenant in tenants)
+        for tenant in tenants:
+            tenant.account.held = tenant.backend.bytes_in_use()
+        self.check(0)
+
+    def enter(self, tenant: TenantEngine, now: Tick) -> MemoryUsage:
+        """`tenant` decides now: set its policy's limit; returns its usage before that."""
+        account = tenant.account
+        if self._waiting_for_live is tenant:
+            self._waiting_for_live = None
+        account.claim = 0
+        for other in self.tenants:
+            leaving = other.account.leaving
+            if leaving and leaving[0][0] <= now:
+                other.account.leaving = [entry for entry in leaving if entry[0] > now]
+        usage = tenant.policy.usage()
+        self._entry, self._seen = (tenant, usage, account.held), None
+        others = sum(other.account.held for other in self.tenants if other is not tenant)
+        tenant.backend.set_reserved(self.fixed_bytes + others)
+        if account.gives:
+            limit = min(account.share.ceiling_bytes, self._left_for(tenant, now))
+            limit = max(account.held, limit // account.unit_bytes * account.unit_bytes)
+            if limit != account.granted:
+                self._set_limit(tenant, limit)
+        return usage
+
+    def _left_for(self, tenant: TenantEngine, at: Tick) -> int:
+        """What the others leave to `tenant` at `at`."""
+        others = (other.account for other in self.tenants if other is not tenant)
+        return self.shared_bytes - sum(max(account.kept(at), account.claim) for account in others)
+
+    def _set_limit(self, tenant: TenantEngine, limit: int) -> None:
+        plan = tenant.policy.set_limit(limit)
+        if not isinstance(plan, Plan) or not plan.empty:
+            raise BackendError(
+                f"the {tenant.policy.name} policy holds {tenant.account.held} B and does not "
+                f"accept a limit of {limit} B"
+            )
+        tenant.account.granted = limit
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def fits_later(self, tenant: TenantEngine, shortage: Shortage) -> bool:
+        """What was refused is within what `tenant` may ever hold, and other tenants have it."""
+        account = tenant.account
+        wanted = account.granted + self._missing(account, shortage)
+        return account.gives and account.granted < wanted <= account.share.ceiling_bytes
+
+    def ask(self, tenant: TenantEngine, shortage: Shortage, now: Tick, alone: bool) -> Tick:
+        """`tenant` was refused: when it will have what is missing. NEVER: when others give up what
+        they use, which only who has nothing running (`alone`) waits for. Else REFUSED."""
+        if shortage.slots or not self.fits_later(tenant, shortage):
+            return REFUSED
+        account = tenant.account
+        wanted = account.granted + self._missing(account, shortage)
+        if not self._take_back(tenant, wanted - self._left_for(tenant, NEVER), now):
+            if not alone:
+                return REFUSED
+            if self._waiting_for_live is None:
+                self._waiting_for_live = tenant
+                account.claim = wanted
+            return NEVER
+        account.claim = wanted
+        times = {when for other in self.tenants for when, _ in other.account.leaving}
+        for when in sorted(times | {now}):
+            if when >= now and self._left_for(tenant, when) >= wanted:
+                return when
+        raise InvariantError("grants-are-whole", f"{wanted} B were given and do not come")
+
+    def _missing(self, account: Account, shortage: Shortage) -> int:
+        return -(-shortage.nbytes // account.unit_bytes) * account.unit_bytes
+
+    def _take_back(self, tenant: TenantEngine, missing: int, now: Tick) -> bool:
+        """Have others give `missing` bytes of what is idle: all of it or nothing."""
+        if missing <= 0:
+            return True
+        offers = sorted(
+            (-self._offer(other), other.order, other)
+            for other in self.tenants
+            if other is not tenant and other.account.gives
+        )
+        if -sum(offer for offer, _, _ in offers) < missing:
+            return False
+        for offer, order, giver in offers:
+            if missing <= 0:
+                break
+            unit = giver.account.unit_bytes
+            given = self._give(giver, min(-offer, -(-missing // unit) * unit), now)
+            missing -= given
+            if given:
+                record = self.reclaimed.setdefault((order, tenant.order), [0, 0])
+                record[0] += given
+                record[1] += 1
+        return missing <= 0
+
+    def _offer(self, giver: TenantEngine) -> int:
+        """What `giver` could give now, above its floor and its claim. Changes nothing."""
+        account = giver.account
+        over = account.held - max(account.share.floor_bytes, account.claim)
+        if over <= 0:
+            return 0
+        usage = giver.policy.usage()
+        idle = account.held
+        if usage.kv_live + usage.kv_slack:
+            answer = giver.policy.set_limit(0)  # refused, as it must be: it says what is in use
+            if isinstance(answer, Plan):
+                raise BackendError(f"the {giver.policy.name} policy gives up what is in use")
+            idle -= answer.nbytes
+        return min(idle, over) // account.unit_bytes * account.unit_bytes
+
+    def _give(self, giver: TenantEngine, nbytes: int, now: Tick) -> int:
+        """`giver` gives up at least so much; its worker does it when it gets to it."""
+        self.snapshot()
+        giver.observe(now)
+        account = giver.account
+        before = account.held
+        answer = giver.policy.set_limit(before - nbytes)
+        if not isinstance(answer, Plan):
+            return 0
+        account.granted = before - nbytes
+        giver.carry_out(answer, now)
+        return before - account.held
+
+    # -- samples ----------------------------------------------------------------------------------
+
+    def snapshot(self) -> list[tuple[MemoryUsage, int]]:
+        """How everybody stood when this instant was entered. To be called before it changes
+        anything of another's."""
+        seen = self._seen
+        if seen is None:
+            assert self._entry is not None
+            entered, usage, held = self._entry
+            seen = self._seen = [
+                (usage, held) if t is entered else (t.policy.usage(), t.account.held)
+                for t in self.tenants
+            ]
+        return seen
+
+    def sample(self, tenant: TenantEngine | None, now: Tick) -> None:
+        """Record what held until now, of the GPU and of `tenant`, and check that it adds up."""
+        seen = self.snapshot()
+        total = MemoryUsage(*map(sum, zip(*(usage for usage, _ in seen), strict=True)))
+        free = self.capacity_bytes - self.fixed_bytes - sum(held for _, held in seen)
+        self.recorder.sample(now, total, free)
+        if tenant is not None:
+            usage, held = seen[tenant.order]
+            others = self.capacity_bytes - tenant.account.fixed_bytes - held - free
+            tenant.recorder.sample_beside(others, now, usage, free)
+        self.check(now)
+
+    def check(self, now: Tick) -> None:
+        """Raises `InvariantError` unless what backends say is in use, with all floors, fits."""
+        in_use = 0
+        for tenant in self.tenants:
+            account, said = tenant.account, tenant.backend.bytes_in_use()
+            in_use += said
+            if said != account.held:
+                raise InvariantError(
+                    "tenant-is-accounted", f"{tenant.name}: {said} B in use, {account.held} booked"
+                )
+            if account.gives and account.held > account.share.ceiling_bytes:
+                raise InvariantError(
+                    "tenant-under-its-ceiling",
+                    f"{tenant.name} holds {account.held} B of {account.share.ceiling_bytes}",
+                )
+        if in_use + self.fixed_bytes > self.capacity_bytes:
+            raise InvariantError(
+                "tenants-within-capacity",
+                f"at {now} ps {in_use} + {self.fixed_bytes} B of {self.capacity_bytes} are used",
+            )
+        kept = sum(tenant.account.kept(now) for tenant in self.tenants)
+        if kept > self.shared_bytes:
+            raise InvariantError(
+                "floors-are-kept", f"at {now} ps {kept} B of {self.shared_bytes} are spoken for"
+            )

@@ -1,0 +1,215 @@
+"""Several engines on one GPU: each replays its own trace through its own policy, in one time.
+
+A tenant's step is launched when compute is its turn (`vtsim.engine.compute`), and decided under the
+limit that the others leave it (`vtsim.engine.grants`). Steps, decisions and results are those of
+`Engine`; a tenant that nobody disturbs is an `Engine` to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import simpy
+
+from vtsim.engine.arrivals import NEVER
+from vtsim.engine.compute import Compute
+from vtsim.engine.grants import REFUSED, Account, Grants, SharedBackend
+from vtsim.engine.loop import LATEST, Engine
+from vtsim.engine.state import Limits, Step
+from vtsim.errors import InvariantError, VtsimError
+from vtsim.metrics.beside import TenantRecorder
+from vtsim.plan import NOTHING, Plan, Shortage
+from vtsim.ports import Affine, Executor, MemoryPolicy, MemoryTimes
+from vtsim.request import Tick, Trace
+
+
+class TenantEngine(Engine):
+    """One tenant: an `Engine` that waits for its turn and asks others for memory."""
+
+    recorder: TenantRecorder
+    backend: SharedBackend
+
+    def __init__(
+        self,
+        name: str,
+        order: int,
+        trace: Trace,
+        policy: MemoryPolicy,
+        backend: SharedBackend,
+        executor: Executor,
+        times: MemoryTimes,
+        recorder: TenantRecorder,
+        limits: Limits,
+        account: Account,
+    ) -> None:
+        super().__init__(trace, policy, backend, executor, times, recorder, limits)
+        self.name = name
+        self.order = order
+        self.account = account
+        self.ended: Tick = -1
+        """When its last request was answered; -1: not yet."""
+        self.quiet_until: Tick = 0
+        """It does nothing before that time, unless it is asked for memory."""
+        self.waits = 0
+        """Times it waited for memory of others with nothing else to do."""
+        self._may_leap = self.leaps
+        self._awaited: Tick = REFUSED
+        self._horizon: Tick = NEVER
+
+    def join(self, env: simpy.Environment, compute: Compute, grants: Grants) -> None:
+        """Take its place on the GPU."""
+        self._compute, self._grants = compute, grants
+        self._stirred = env.event()
+
+    def process(self, env: simpy.Environment) -> Generator[simpy.Event, Any, None]:
+        """As `Engine.process`; a launch waits for its turn, a shortage for others."""
+        grants, recorder = self._grants, self.recorder
+        work: Step | None = None
+        wake: Tick = 0
+        while wake >= 0:
+            if work is not None:
+                yield self._compute.turn(self.order)
+            now: Tick = env.now  # type: ignore[assignment]
+            self.now = now
+            waited, self._awaited = self._awaited, REFUSED
+            grants.enter(self, now)
+            self._look_round(now)
+            self.eventful = work is None
+            while self.arrivals.next_at <= now:
+                self.receive()
+            if work is not None:
+                before = recorder.compute_ticks
+                work, wake = self.advance(work)
+                self._compute.hold(now + recorder.compute_ticks - before)
+            else:
+                self.running = False
+                self.retire(self.step)
+                work = self.decide()
+                wake = self._sleep() if work is None else self.worker.wait(now)
+            self._settle(now)
+            if self.eventful:
+                self.observe(now)
+            if LATEST < wake < NEVER:
+                raise VtsimError(
+                    f"tenant {self.name}: the run would pass {LATEST / 1e12:,.0f} s, the end of "
+                    "64-bit picoseconds: arrivals or waits lie too far apart"
+                )
+            idle = work is None and not (self.batch.running or self._waiting)
+            self.quiet_until = (NEVER if wake < 0 else wake) if idle else now
+            blocked = work is None and self._awaited == NEVER
+            if not (blocked and waited == NEVER):
+                self._stir_others()
+            if blocked:
+                self._stirred = env.event()
+                yield self._stirred
+            elif wake > now:
+                yield env.timeout(wake - now)
+        stranded = self.arrivals.stranded()
+        if stranded:
+            raise VtsimError(
+                f"tenant {self.name}: {len(stranded)} requests wait for each other and never "
+                f"arrive, the first: {self.trace.id_of(stranded[0])}"
+            )
+        self.ended = self.now
+
+    def close(self) -> None:
+        """All tenants have ended: give everything back, finish the record."""
+        self.submit(self.policy.teardown())
+        self.recorder.finish_run(self.ended)
+
+    # -- compute ----------------------------------------------------------------------------------
+
+    def _look_round(self, now: Tick) -> None:
+        """Leap only while nobody else does anything, and no further than that."""
+        self._horizon = NEVER
+        for other in self._grants.tenants:
+            if other is not self:
+                self._horizon = min(self._horizon, other.quiet_until)
+                for when, _ in other.account.leaving:
+                    self._horizon = min(self._horizon, when)
+        self.leaps = self._may_leap and self._horizon > now
+
+    def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> int:
+        arrivals = self.arrivals
+        own = arrivals.next_at
+        arrivals.next_at = min(own, self._horizon)  # what somebody else does ends a leap, too
+        steps = super()._quiet_steps(end, cost, affine)
+        arrivals.next_at = own
+        return steps
+
+    def _quiet_at(self, launch: Tick) -> bool:
+        """Never: no decision is made at another instant than the one that all tenants are in."""
+        return False
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def submit(self, plan: Plan) -> Shortage | None:
+        refusal = super().submit(plan)
+        if refusal is None and plan is not NOTHING:
+            self.account.book(plan.bytes_taken, self.worker.free_at)
+        return refusal
+
+    def execute(self, plan: Plan) -> None:
+        super().execute(plan)
+        self.account.book(plan.bytes_taken, self.worker.free_at)
+
+    def _settle(self, now: Tick) -> None:
+        """What a leap took is booked here."""
+        self.account.book(self.backend.bytes_in_use() - self.account.held, now)
+
+    def carry_out(self, plan: Plan, now: Tick) -> None:
+        """Give memory back for another tenant: no launch of its own waits for it."""
+        super().execute(plan)
+        self.worker.submit(plan, now, False)
+        self.account.book(plan.bytes_taken, self.worker.free_at)
+
+    def observe(self, now: Tick) -> None:
+        """Record what held until now."""
+        self._grants.sample(self if self.ended < 0 else None, now)
+
+    def _comes(self, shortage: Shortage) -> bool:
+        if self._released and shortage.will_clear:
+            return False  # its own is on its way
+        alone = not (self.batch.running or self.running)
+        at = self._grants.ask(self, shortage, self.now, alone)
+        if at == REFUSED:
+            return False
+        self._awaited = max(self._awaited, at)
+        return True
+
+    def _fits_later(self, shortage: Shortage) -> bool:
+        return self._grants.fits_later(self, shortage)
+
+    def _sleep(self) -> Tick:
+        """Until the memory that was asked for comes; NEVER: until others have done something."""
+        if self._awaited == REFUSED:
+            return super()._sleep()
+        self.waits += 1
+        if self._awaited <= self.now:
+            self.stall()
+        return self._awaited
+
+    def _stir_others(self) -> None:
+        for other in self._grants.tenants:
+            if other is not self and other._awaited == NEVER and not other._stirred.triggered:
+                other._stirred.succeed()
+
+
+def run_tenants(env: simpy.Environment, tenants: Sequence[TenantEngine], grants: Grants) -> Tick:
+    """Replay all to their ends; returns the time of the last. Each has been set up."""
+    compute = Compute(env)
+    grants.open(tenants)
+    for tenant in tenants:
+        tenant.join(env, compute, grants)
+    for tenant in tenants:
+        env.process(tenant.process(env))
+    env.run()
+    stuck = [tenant.name for tenant in tenants if tenant.ended < 0]
+    if stuck:
+        raise InvariantError("tenants-progress", f"{', '.join(stuck)} wait for memory for ever")
+    for tenant in tenants:
+        tenant.close()
+    end = max(tenant.ended for tenant in tenants)
+    grants.recorder.finish_run(end)
+    return end

@@ -1,0 +1,168 @@
+"""Runs tenants: divides the memory, opens each one's policy and backend, puts results together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+
+from vtsim.backends.sim import SimBackend
+from vtsim.engine.grants import Account, Grants
+from vtsim.engine.shares import Claimant, Share, elastic, split
+from vtsim.engine.tenants import TenantEngine, run_tenants
+from vtsim.metrics.beside import TenantRecorder
+from vtsim.metrics.progress import Progress
+from vtsim.metrics.recorder import Recorder
+from vtsim.metrics.result import RunResult
+from vtsim.metrics.tenants import GpuRun, Reclaimed, TenantRun, TenantsResult
+from vtsim.plan import Shortage
+from vtsim.runs import Parts, Replay, assemble, finished, no_exit, set_up
+from vtsim.tenants.asked import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class TenantsReplay:
+    """Tenants that are ready to run."""
+
+    tenants: tuple[Tenant, ...]
+    replays: tuple[Replay, ...]
+    """One a tenant, all with the same policies and options."""
+    shared_bytes: int
+    """KV memory for all together."""
+
+    def run(self, progress: Progress | None = None) -> TenantsResult:
+        """Replay all tenants together, under each policy in turn."""
+        labels = [choice.label for choice in self.replays[0].choices]
+        for number in range(len(labels)):  # before the first runs for an hour
+            self.divide(number)
+        runs = []
+        for number, choice in enumerate(self.replays[0].choices):
+            with no_exit(choice):
+                runs.append(_run_one(self, number, progress))
+        results: dict[str, RunResult] = {}
+        for tenant, replay in zip(self.tenants, self.replays, strict=True):
+            own = tuple(run.runs[len(results)] for run in runs)
+            results[tenant.name] = replay.result(own)
+        limits = {tenant.name: tenant.limit_bytes for tenant in self.tenants}
+        return TenantsResult(results, tuple(runs), limits)
+
+    def divide(self, number: int) -> tuple[list[Share], bool]:
+        """Each tenant's share under a policy, and whether the policy gives memory back."""
+        parts = [assemble(r, r.choices[number]) for r in self.replays]
+        claimants = [
+            Claimant(tenant.name, part.kv.units(part.kv.max_tokens) * part.kv.unit_bytes, limit)
+            for tenant, part in zip(self.tenants, parts, strict=True)
+            for limit in (tenant.limit_bytes,)
+        ]
+        elastic_shares = elastic(self.shared_bytes, claimants)
+        if all(
+            _gives_back(part, share.ceiling_bytes)
+            for part, share in zip(parts, elastic_shares, strict=True)
+        ):
+            return elastic_shares, True
+        return split(self.shared_bytes, claimants), False
+
+
+def _gives_back(parts: Parts, limit: int) -> bool:
+    """Whether what a policy takes at set-up can be had back from it."""
+    policy = deepcopy(parts.policy)
+    policy.setup(parts.info, parts.kv, limit)
+    try:
+        return not isinstance(policy.set_limit(0), Shortage)
+    except NotImplementedError:
+        return False
+
+
+def _run_one(whole: TenantsReplay, number: int, progress: Progress | None) -> GpuRun:
+    """All tenants under one policy, each with a policy, a backend and an engine of its own."""
+    shares, gives = whole.divide(number)
+    replays = whole.replays
+    fixed = [replay.budget.fixed_bytes for replay in replays]
+    capacity = replays[0].budget.capacity_bytes
+    engines: list[TenantEngine] = []
+    made: list[Parts] = []
+    for order, (tenant, replay) in enumerate(zip(whole.tenants, replays, strict=True)):
+        choice, share = replay.choices[number], shares[order]
+        parts = assemble(replay, choice)
+        recorder = TenantRecorder(
+            f"{choice.label}, {tenant.name}",
+            progress,
+            requests=len(replay.trace),
+            decisions=replay.options.decisions,
+            **_columns([replay]),
+        )
+        taken = sum(engine.backend.bytes_in_use() for engine in engines)
+        backend = SimBackend(
+            parts.info,
+            parts.kv,
+            placement=replay.options.placement,
+            reserved_bytes=sum(fixed) + taken,
+            keep_log=replay.options.log,
+        )
+        set_up(parts, choice, backend, recorder, share.ceiling_bytes)
+        unit = parts.kv.unit_bytes
+        account = Account(share, unit, gives, fixed[order], granted=share.ceiling_bytes)
+        engines.append(
+            TenantEngine(
+                tenant.name,
+                order,
+                replay.trace,
+                parts.policy,
+                backend,
+                parts.executor,
+                parts.times,
+                recorder,
+                parts.limits,
+                account,
+            )
+        )
+        made.append(parts)
+    gpu = Recorder(requests=0, **_columns(replays))
+    grants = Grants(whole.shared_bytes, capacity, gpu)
+    run_tenants(simpy.Environment(initial_time=0), engines, grants)
+    for engine in engines:
+        engine.backend.close()
+    moved = grants.reclaimed
+    runs = tuple(
+        finished(
+            replay,
+            replay.choices[number],
+            parts,
+            engine.backend,
+            engine.recorder,
+            engine.account.share.ceiling_bytes,
+            TenantRun,
+            floor_bytes=engine.account.share.floor_bytes,
+            gave_bytes=sum(n for (giver, _), (n, _) in moved.items() if giver == engine.order),
+            got_bytes=sum(n for (_, taker), (n, _) in moved.items() if taker == engine.order),
+            memory_waits=engine.waits,
+        )
+        for replay, parts, engine in zip(replays, made, engines, strict=True)
+    )
+    names = [tenant.name for tenant in whole.tenants]
+    return GpuRun(
+        label=runs[0].label,
+        policy=runs[0].policy,
+        elastic=gives,
+        shared_bytes=whole.shared_bytes,
+        recorder=gpu,
+        runs=runs,
+        reclaimed=tuple(
+            Reclaimed(names[giver], names[taker], nbytes, times)
+            for (giver, taker), (nbytes, times) in sorted(moved.items())
+        ),
+    )
+
+
+def _columns(replays: Sequence[Replay]) -> dict[str, Any]:
+    """The constant categories of a recorder, of some tenants together."""
+    budgets = [replay.budget for replay in replays]
+    return {
+        "capacity_bytes": budgets[0].capacity_bytes,
+        "weights_bytes": sum(budget.weights_bytes for budget in budgets),
+        "workspace_bytes": sum(budget.workspace_bytes for budget in budgets),
+        "context_bytes": sum(budget.context_bytes for budget in budgets),
+    }
