@@ -41,14 +41,15 @@ def info(
     from vtsim.traces.output import check_writable, writing
     from vtsim.traces.stats import describe
 
-    for path in (json_path, plot):
-        if path is not None:
-            check_writable(path)
+    if json_path is not None:
+        check_writable(json_path)
+    if plot is not None:
+        from vtsim.traces.plot import check_plot, plot_trace
+
+        check_plot(plot)
     trace = load()
     facts = describe(trace)
     if plot is not None:
-        from vtsim.traces.plot import plot_trace
-
         plot_trace(trace, plot)
     if json_path is not None:
         with writing(json_path) as stream:

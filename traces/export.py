@@ -33,7 +33,7 @@ def check_target(target: str | None, path: str | Path) -> str:
     """The target asked for, else by the ending of `path` (before .gz or .zst); ConfigError if there
     is none such."""
     if target is None:
-        return "mooncake" if bare_name(path).endswith(".jsonl") else "native"
+        return "mooncake" if bare_name(path).lower().endswith(".jsonl") else "native"
     if target not in TARGETS:
         raise ConfigError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
     return target

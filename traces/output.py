@@ -36,7 +36,7 @@ def check_writable(path: str | Path) -> None:
 def bare_name(path: str | Path) -> str:
     """The name without the ending that says how it is compressed."""
     text = str(path)
-    return next((text[: -len(end)] for end in COMPRESSED if text.endswith(end)), text)
+    return next((text[: -len(end)] for end in COMPRESSED if text.lower().endswith(end)), text)
 
 
 @contextmanager
@@ -46,21 +46,34 @@ def writing(path: str | Path) -> Iterator[IO[str]]:
     ConfigError for whatever keeps it from being written; only BrokenPipeError passes, as the
     reader's leave. The bytes depend on the text alone: no time stamp, no name.
     """
-    check_writable(path)
     try:
         if is_stdout(path):
+            check_writable(path)
             with _stdout() as stream:
                 yield stream
             return
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _refused(path, error) from None
+    with writing_bytes(path) as raw, _encoded(raw, path) as stream:
+        yield stream
+
+
+@contextmanager
+def writing_bytes(path: str | Path) -> Iterator[IO[bytes]]:
+    """The same for bytes as they are."""
+    check_writable(path)
+    try:
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():
-            with open(target, "wb") as raw, _encoded(raw, path) as stream:
-                yield stream
+            with open(target, "wb") as raw:
+                yield raw
             return
         aside = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
-            with open(aside, "xb") as raw, _encoded(raw, path) as stream:
-                yield stream
+            with open(aside, "xb") as raw:
+                yield raw
             if target.exists():
                 shutil.copymode(target, aside)
             os.replace(aside, target)
@@ -75,10 +88,10 @@ def writing(path: str | Path) -> Iterator[IO[str]]:
 @contextmanager
 def _encoded(raw: IO[bytes], path: str | Path) -> Iterator[IO[str]]:
     with ExitStack() as stack:
-        if str(path).endswith(".gz"):
+        if str(path).lower().endswith(".gz"):
             packed = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
             raw = cast(IO[bytes], stack.enter_context(packed))
-        elif str(path).endswith(".zst"):
+        elif str(path).lower().endswith(".zst"):
             import zstandard
 
             compressor = zstandard.ZstdCompressor().stream_writer(raw, closefd=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -96,13 +95,61 @@ def test_synth_lengths_from_a_trace(tmp_path: Path) -> None:
     assert run(["trace", "synth", str(out), *both]) == 2
 
 
-def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vtsim.traces.plot.find_spec", lambda name: None)
+    status = run(["trace", "info", str(tmp_path / "none"), "--plot", str(tmp_path / "p.svg")])
+    assert status == 2 and "pip install matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["p.bmp", "p", "-"])
+def test_plot_of_another_kind(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before the trace is read."""
+    monkeypatch.chdir(tmp_path)
+    assert run(["trace", "info", "none", "--plot", name]) == 2
+    assert f"plot {name}: the name must end in .png" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ending", "magic"), [("svg", b"<?xml"), ("png", b"\x89PNG"), ("pdf", b"%PDF")]
+)
+@pytest.mark.parametrize("sample", ["chat", "multi-turn"])
+def test_plot_is_the_same_file_each_time(
+    sample: str, ending: str, magic: bytes, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    made = []
+    for name in ("a", "b"):
+        picture = tmp_path / f"{name}.{ending}"
+        assert run(["trace", "info", str(sample_path(sample)), "--plot", str(picture), "-q"]) == 0
+        made.append(picture.read_bytes())
+    assert made[0].startswith(magic) and made[0] == made[1]
+
+
+def test_plot_shows_what_the_trace_holds(tmp_path: Path) -> None:
+    """Closed loops, answers of no token and requests that all come at once have their say."""
+    pytest.importorskip("matplotlib")
     picture = tmp_path / "p.svg"
-    status = run(["trace", "info", str(sample_path("chat")), "--plot", str(picture), "-q"])
-    if find_spec("matplotlib") is None:
-        assert status == 2 and "pip install matplotlib" in capsys.readouterr().err
-    else:
-        assert status == 0 and picture.read_text().startswith("<?xml")
+    rows = (
+        {
+            "id": 0,
+            "arrival_s": 0,
+            "prompt_tokens": 5,
+            "output_tokens": 0,
+            "recorded": {"failed": True},
+        },
+        {"id": 1, "after": [0], "prompt_tokens": 9, "output_tokens": 3},
+    )
+    head = {"format": "vtsim-trace", "version": 1, "requests": rows}
+    (tmp_path / "$x$.json").write_text(json.dumps(head))
+    assert run(["trace", "info", str(tmp_path / "$x$.json"), "--plot", str(picture), "-q"]) == 0
+    said = picture.read_text()
+    assert "$x$.json: 2 requests, of which 1 wait for others" in said
+    assert "all arrive at 0 s" in said and "prompt tokens" in said
 
 
 @pytest.mark.parametrize("sample", ["chat", "multi-turn"])
