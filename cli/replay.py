@@ -19,14 +19,24 @@ DEFAULTS = ReplayOptions()
 
 @with_reader_options
 def replay(
-    trace: Annotated[str, typer.Argument(help="The trace file; its format is detected.")],
+    trace: Annotated[
+        str | None, typer.Argument(help="The trace file; its format is detected.")
+    ] = None,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tenant",
+            metavar="NAME:TRACE:MODEL[:LIMIT]",
+            help="Instead of TRACE and --model, twice or more: who shares the GPU.",
+        ),
+    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             "--policy",
             metavar="NAME",
             help="A policy by name, FILE.py:Class, or LABEL=NAME; repeat it for more. "
-            "[default: native, paged, vtensor]",
+            "[default: native, paged, vtensor; of tenants: paged, vtensor]",
         ),
     ] = None,
     setting: Annotated[
@@ -36,8 +46,9 @@ def replay(
         ),
     ] = None,
     model: Annotated[
-        str, typer.Option(help="A model by name, or a Hugging Face config.json.")
-    ] = "yi-6b",
+        str | None,
+        typer.Option(help="A model by name, or a Hugging Face config.json. [default: yi-6b]"),
+    ] = None,
     gpu: Annotated[str, typer.Option(help="A GPU by name, or a profile in TOML.")] = "a100-80g",
     tp: Annotated[int, typer.Option(help="Tensor parallel size; sizes are of one GPU.")] = 1,
     max_num_seqs: Annotated[
@@ -145,19 +156,20 @@ def replay(
     reader: dict[str, Any],
 ) -> None:
     """Replay a request trace through memory policies on a simulated GPU, and compare them."""
-    from vtsim.api import DEFAULT_POLICIES, prepare
-    from vtsim.cli import heading
+    from vtsim.api import DEFAULT_MODEL, DEFAULT_POLICIES, prepare
+    from vtsim.cli import heading, tenants
     from vtsim.cli.console import console, progress_bar
     from vtsim.metrics import output
-    from vtsim.report import table
+    from vtsim.report import second, table
+    from vtsim.tenants.beside import model_needs
 
-    _check_targets(trace, json, out)
+    sharing = tenants.parse(tenant, trace, model)
+    _check_targets(
+        [trace or ""] if sharing is None else [str(each.trace) for each in sharing], json, out
+    )
     if log and out is None:
         raise typer.BadParameter("--log needs --out DIR to write to")
-    replayed = prepare(
-        trace,
-        policy or DEFAULT_POLICIES,
-        model=model,
+    options: dict[str, Any] = dict(
         gpu=gpu,
         tp=tp,
         settings=parse_settings(setting or ()),
@@ -191,29 +203,39 @@ def replay(
         fail_at=fail_at,
     )
     screen = console(to_stderr=json is not None and output.is_stdout(json))
-    if not quiet:
-        for line in heading.lines(replayed, screen.width, verbose, model, gpu):
+    wanted = not quiet
+    if sharing is not None:
+        with progress_bar(wanted) as progress:
+            shared = tenants.run(sharing, policy, options, screen if wanted else None, progress)
+        tenants.write(shared, json, out, screen if wanted else None, verbose)
+        return
+    named = model or DEFAULT_MODEL
+    replayed = prepare(trace or "", policy or DEFAULT_POLICIES, model=named, **options)
+    if wanted:
+        for line in heading.lines(replayed, screen.width, verbose, named, gpu):
             screen.print(line, markup=False)
-    with progress_bar(wanted=not quiet) as progress:
+    with progress_bar(wanted) as progress:
         result = replayed.run(progress)
     if out is not None:
         result.save(out)
     if json is not None:
         result.save_json(json)
-    if not quiet:
+    if wanted:
         for part in table.comparison(result, screen.width, verbose):
             screen.print(part, markup=not isinstance(part, str))
+        for line in second.lines(result, model_needs(replayed)):
+            screen.print(line, markup=False)
 
 
-def _check_targets(trace: str, json: str | None, out: str | None) -> None:
+def _check_targets(traces: list[str], json: str | None, out: str | None) -> None:
     """Every place that will be written to, before anything runs."""
     from vtsim.metrics import output
     from vtsim.metrics.result import RESULT_FILE
 
     if json is not None:
         output.check_file(json)
-        if not output.is_stdout(json) and os.path.exists(json) and os.path.exists(trace):
-            if os.path.samefile(json, trace):
+        if not output.is_stdout(json) and os.path.exists(json):
+            if any(os.path.exists(trace) and os.path.samefile(json, trace) for trace in traces):
                 raise ConfigError(f"--json {json}: that is the trace itself")
     if out is not None:
         output.check_folder(out, RESULT_FILE)

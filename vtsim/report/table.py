@@ -26,8 +26,8 @@ class Row(NamedTuple):
     """One figure. `best` picks the run that is best in it, if one is."""
 
     label: str
-    show: Callable[[PolicyRun], str]
-    value: Callable[[PolicyRun], float | None] | None = None
+    show: Callable[[Any], str]
+    value: Callable[[Any], float | None] | None = None
     best: Callable[[list[float]], float] | None = None
 
 
@@ -41,24 +41,24 @@ def _at(*keys: str) -> Callable[[PolicyRun], Any]:
     return get
 
 
-def _shown(
+def shown(
     label: str,
-    get: Callable[[PolicyRun], Any],
+    get: Callable[[Any], Any],
     form: Callable[[Any], str],
     best: Callable[[list[float]], float] | None = None,
 ) -> Row:
     return Row(label, lambda run: "-" if get(run) is None else form(get(run)), get, best)
 
 
-def _count(value: float) -> str:
+def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _rate(value: float) -> str:
+def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def _share(value: float) -> str:
+def share(value: float) -> str:
     return f"{value:.2%}".replace("%", " %")
 
 
@@ -77,39 +77,39 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     (
         "memory",
         (
-            _shown("KV memory held, mean", _held_mean, format_bytes, min),
-            _shown("KV memory held, peak", _held_peak, format_bytes, min),
-            _shown("  live tokens, mean", _at("memory", "mean_bytes", "kv_live"), format_bytes),
-            _shown("free, mean", _at("memory", "mean_bytes", "free"), format_bytes, max),
-            _shown("free 99 % of the time", _at("memory", "free_bytes", "p1"), format_bytes, max),
-            _shown("free, least", _at("memory", "free_bytes", "min"), format_bytes, max),
+            shown("KV memory held, mean", _held_mean, format_bytes, min),
+            shown("KV memory held, peak", _held_peak, format_bytes, min),
+            shown("  live tokens, mean", _at("memory", "mean_bytes", "kv_live"), format_bytes),
+            shown("free, mean", _at("memory", "mean_bytes", "free"), format_bytes, max),
+            shown("free 99 % of the time", _at("memory", "free_bytes", "p1"), format_bytes, max),
+            shown("free, least", _at("memory", "free_bytes", "min"), format_bytes, max),
         ),
     ),
     (
         "service",
         (
-            _shown("completed", _at("requests", "completed"), _count, max),
-            _shown("rejected", _at("requests", "rejected"), _count, min),
-            _shown("preemptions", _at("requests", "preemptions"), _count, min),
-            _shown("output tokens/s", _at("throughput", "output_tokens_per_s"), _rate, max),
-            _shown("TTFT p50", _at("latency", "ttft_s", "p50"), format_seconds, min),
-            _shown("TTFT p99", _at("latency", "ttft_s", "p99"), format_seconds, min),
-            _shown("TPOT p50", _at("latency", "tpot_s", "p50"), format_seconds, min),
-            _shown("TPOT p99", _at("latency", "tpot_s", "p99"), format_seconds, min),
-            _shown("prefix hit rate", _at("prefix", "hit_rate"), _share, max),
+            shown("completed", _at("requests", "completed"), count, max),
+            shown("rejected", _at("requests", "rejected"), count, min),
+            shown("preemptions", _at("requests", "preemptions"), count, min),
+            shown("output tokens/s", _at("throughput", "output_tokens_per_s"), rate, max),
+            shown("TTFT p50", _at("latency", "ttft_s", "p50"), format_seconds, min),
+            shown("TTFT p99", _at("latency", "ttft_s", "p99"), format_seconds, min),
+            shown("TPOT p50", _at("latency", "tpot_s", "p50"), format_seconds, min),
+            shown("TPOT p99", _at("latency", "tpot_s", "p99"), format_seconds, min),
+            shown("prefix hit rate", _at("prefix", "hit_rate"), share, max),
         ),
     ),
     (
         "memory work",
         (
-            Row("operations", lambda run: _count(sum(run.summary["vmm"]["calls"].values()))),
-            _shown(
+            Row("operations", lambda run: count(sum(run.summary["vmm"]["calls"].values()))),
+            shown(
                 "  per 1,000 output tok.",
                 _at("vmm", "calls_per_1000_output_tokens"),
-                _rate,
+                rate,
             ),
-            _shown("busy", _at("vmm", "busy_s"), format_seconds),
-            _shown("exposed", _at("vmm", "exposed_s"), format_seconds, min),
+            shown("busy", _at("vmm", "busy_s"), format_seconds),
+            shown("exposed", _at("vmm", "exposed_s"), format_seconds, min),
             Row("attention kernel", lambda run: run.kernel),
         ),
     ),
@@ -118,12 +118,12 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
 DETAILS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     (
         "mean by category",
-        tuple(_shown(name, _at("memory", "mean_bytes", name), format_bytes) for name in CATEGORIES),
+        tuple(shown(name, _at("memory", "mean_bytes", name), format_bytes) for name in CATEGORIES),
     ),
     (
         "latency",
         tuple(
-            _shown(f"{name.upper()} {part}", _at("latency", f"{name}_s", part), format_seconds)
+            shown(f"{name.upper()} {part}", _at("latency", f"{name}_s", part), format_seconds)
             for name in ("ttft", "tpot", "e2e", "queue")
             for part in ("mean", "p50", "p90", "p99")
         ),
@@ -137,7 +137,7 @@ def comparison(result: RunResult, width: int, verbose: bool = False) -> Iterator
     sections = _with_kept(result) + (DETAILS + (_operations(result),) if verbose else ())
     columns = max(1, (width - LABEL_WIDTH - 4) // (COLUMN_WIDTH + 3))
     for start in range(0, len(result.runs), columns):
-        yield _table(list(result.runs[start : start + columns]), sections)
+        yield grid(list(result.runs[start : start + columns]), sections)
     words = [*_rejections(result), *_details(result), *_in_words(result)]
     yield from ("", *words) if words else ()
 
@@ -145,7 +145,7 @@ def comparison(result: RunResult, width: int, verbose: bool = False) -> Iterator
 def _with_kept(result: RunResult) -> tuple[tuple[str, tuple[Row, ...]], ...]:
     """SECTIONS, with what is held for later in the first one, where any policy holds some."""
     kept = tuple(
-        _shown(f"  {words}, mean", _at("memory", "mean_bytes", name), format_bytes)
+        shown(f"  {words}, mean", _at("memory", "mean_bytes", name), format_bytes)
         for name, words in (("kv_prefix", "kept prefixes"), ("kv_pooled", "pooled"))
         if any(run.summary["memory"]["mean_bytes"][name] for run in result.runs)
     )
@@ -159,15 +159,16 @@ def _operations(result: RunResult) -> tuple[str, tuple[Row, ...]]:
         for kind in result.runs[0].summary["vmm"]["calls"]
         if any(run.summary["vmm"]["calls"][kind] for run in result.runs)
     ]
-    calls = tuple(_shown(kind, _at("vmm", "calls", kind), _count) for kind in used)
+    calls = tuple(shown(kind, _at("vmm", "calls", kind), count) for kind in used)
     exposed = tuple(
-        _shown(f"exposed, {phase}", _at("vmm", "exposed_by_phase_s", phase), format_seconds)
+        shown(f"exposed, {phase}", _at("vmm", "exposed_by_phase_s", phase), format_seconds)
         for phase in ("create", "prefill", "extend", "retire", "preempt")
     )
     return "operations", calls + exposed
 
 
-def _table(runs: list[PolicyRun], sections: tuple[tuple[str, tuple[Row, ...]], ...]) -> Table:
+def grid(runs: list[Any], sections: tuple[tuple[str, tuple[Row, ...]], ...]) -> Table:
+    """One table: a column for each of `runs`, under its `label`."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -186,7 +187,7 @@ def _table(runs: list[PolicyRun], sections: tuple[tuple[str, tuple[Row, ...]], .
     return table
 
 
-def _cells(row: Row, runs: list[PolicyRun]) -> list[str]:
+def _cells(row: Row, runs: list[Any]) -> list[str]:
     """The row's text for each run, the best in bold where they differ."""
     texts = [row.show(run) for run in runs]
     if row.best is None or row.value is None or len(set(texts)) == 1:
