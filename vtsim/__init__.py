@@ -21,11 +21,16 @@ if TYPE_CHECKING:
         VtsimError,
     )
     from vtsim.metrics.result import PolicyRun, RunResult
+    from vtsim.metrics.tenants import TenantsResult
+    from vtsim.tenants import Tenant, replay_tenants
 
 __version__ = "0.1.0"
 
 _HOME = {
     "replay": "vtsim.api",
+    "replay_tenants": "vtsim.tenants",
+    "Tenant": "vtsim.tenants",
+    "TenantsResult": "vtsim.metrics.tenants",
     "ReplayOptions": "vtsim.api",
     "RunResult": "vtsim.metrics.result",
     "PolicyRun": "vtsim.metrics.result",
@@ -47,10 +52,13 @@ __all__ = [
     "PolicyRun",
     "ReplayOptions",
     "RunResult",
+    "Tenant",
+    "TenantsResult",
     "TraceFormatError",
     "VtsimError",
     "__version__",
     "replay",
+    "replay_tenants",
 ]
 
 
