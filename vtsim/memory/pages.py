@@ -52,10 +52,7 @@ class FullestFirst:
             self._by_free[after][page] = None
 
     def first(self) -> int:
-        for pages in self._by_free:
-            if pages:
-                return next(reversed(pages))
-        raise LookupError("no page is partly free")
+        return next(reversed(next(pages for pages in self._by_free if pages)))
 
 
 class LowestFirst:
