@@ -224,8 +224,6 @@ class VAttentionPolicy(Policy):
             return plan
         for due in range(steps):
             self._extend_once(plan, due)
-        if not any(plan.counts):
-            return NOTHING
         return self._close(plan)
 
     def _extend_once(self, plan: Plan, due: int) -> None:
@@ -374,6 +372,7 @@ class VAttentionPolicy(Policy):
         demand("each-slot-is-free-or-held", held_slots + slots.idle, slots.used)
         if pool.created > pool.limit:
             raise InvariantError("within-the-limit", f"{pool.created} units created")
+        demand("available-units", pool.limit - pool.created + pool.pooled, pool.available)
         if self._placed is not None:
             self._placed.check(pool.pooled, pool.created)
 
