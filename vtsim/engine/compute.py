@@ -37,7 +37,8 @@ class Compute:
         self.free_at: Tick = 0
 
     def turn(self, order: int) -> simpy.Event:
-        """Happens when compute is free and `order` is next: `hold` it in that instant."""
+        """Happens when compute is free and `order`, who asks once at a time, is next: `hold` it in
+        that instant."""
         event = self._env.event()
         now: Tick = self._env.now  # type: ignore[assignment]
         heapq.heappush(self._asking, (now, order, event))

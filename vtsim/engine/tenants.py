@@ -202,12 +202,27 @@ def run_tenants(env: simpy.Environment, tenants: Sequence[TenantEngine], grants:
     grants.open(tenants)
     for tenant in tenants:
         tenant.join(env, compute, grants)
+    over = env.event()
+
+    def live(tenant: TenantEngine) -> Generator[simpy.Event, Any, None]:
+        try:
+            yield from tenant.process(env)
+        except BaseException as error:  # simpy makes another of it, and of some it cannot
+            if not over.triggered:
+                over.fail(error)
+            return
+        if all(other.ended >= 0 for other in tenants):
+            over.succeed()
+
     for tenant in tenants:
-        env.process(tenant.process(env))
-    env.run()
-    stuck = [tenant.name for tenant in tenants if tenant.ended < 0]
-    if stuck:
-        raise InvariantError("tenants-progress", f"{', '.join(stuck)} wait for memory for ever")
+        env.process(live(tenant))
+    try:
+        env.run(until=over)
+    except RuntimeError as error:  # nothing is left to happen, or a plug-in's own
+        if over.triggered:
+            raise
+        stuck = ", ".join(tenant.name for tenant in tenants if tenant.ended < 0)
+        raise InvariantError("tenants-progress", f"{stuck} wait for memory for ever") from error
     for tenant in tenants:
         tenant.close()
     end = max(tenant.ended for tenant in tenants)
