@@ -41,6 +41,7 @@ from vtsim.spec import KVLayout, ModelSpec, check_chunk_bytes
 CREATE, DESTROY, MAP = int(OpKind.CREATE), int(OpKind.DESTROY), int(OpKind.MAP)
 UNMAP, COPY = int(OpKind.UNMAP), int(OpKind.COPY)
 CREATING, EXTENDING, RETIRING = Phase.CREATE, Phase.EXTEND, Phase.RETIRE
+RECORD = Keep.RECORD
 
 _new = tuple.__new__  # a NamedTuple's own is a Python function: these are made in every decision
 
@@ -144,6 +145,7 @@ class VTensorPolicy(Policy):
             self.grain_tokens = kv.period_tokens
         self._arenas = kv.arenas
         self._chunk_bytes = kv.chunk_bytes
+        self._records = options.prefix_cache and options.retain != "none"
         self._parks = options.release == "park" and options.retain != "none"
         self._unit_bytes = kv.unit_bytes
         self._token_bytes = kv.token_bytes
@@ -155,6 +157,7 @@ class VTensorPolicy(Policy):
         self._extents = ExtentTree()
         lru = options.evict == "lru"
         self._prefixes = PrefixTree(None if lru else make_order(options.evict, self.known))
+        self._foresees = not lru
         self._vset: dict[int, VTensor] = {}  # of running sequences
         self._leaving: list[Leaving] = []
         self._slots = SlotSet(kv.slots(device.va_bytes), options.adopt)
@@ -211,10 +214,10 @@ class VTensorPolicy(Policy):
         no_slot = 0 if inplace else self._slot_shortage(record)
         if missing > 0 or no_slot:
             return self._no_room(missing, no_slot)
-        plan = Plan(CREATING, None, kv.chunk_bytes)
+        plan = Plan(CREATING, None, self._chunk_bytes)
         self._prefixes.admitted(seq.index)
-        leaf = None
         self._prefixes.touch(record)
+        leaf = None
         if shared:
             leaf = self._extents.branch(record.payload.leaf, shared)
             self._extents.hold(leaf)
@@ -230,34 +233,38 @@ class VTensorPolicy(Policy):
         self._shared_units += shared
         self._map(plan, vtensor, units, record)
         self._still_tokens += held
-        self._decode_if_complete(seq, vtensor)
+        if held >= seq.prompt_tokens:
+            self._decode(seq, vtensor)
         return self._close(plan)
 
     def _create_fresh(self, seq: Sequence, tokens: int, whole_tokens: int) -> Plan | Shortage:
         """`create` with nothing to share: in an empty slot, or in a parked one with all it has."""
         kv, pool, slots = self.kv, self._pool, self._slots
-        units = kv.units(tokens + self._ahead(seq, tokens))
-        whole = kv.units(whole_tokens) if whole_tokens > tokens else units
+        complete = tokens >= seq.prompt_tokens
+        units = kv.units(tokens + self._ahead(seq, tokens) if complete else tokens)
+        whole = kv.units(whole_tokens)
         missing = (whole if whole > units else units) - pool.available
         if missing > 0:
             missing -= slots.parked_units + self._extents.record_units
-        parked = slots.parked
-        no_slot = 0 if parked or slots.any_empty else self._slot_shortage(None)
+        parked, empty = slots.parked, slots.any_empty
+        no_slot = 0 if parked or empty else self._slot_shortage(None)
         if missing > 0 or no_slot:
             return self._no_room(missing, no_slot)
-        plan = Plan(CREATING, None, kv.chunk_bytes)
-        self._prefixes.admitted(seq.index)
+        plan = Plan(CREATING, None, self._chunk_bytes)
+        if self._foresees:
+            self._prefixes.admitted(seq.index)
+        mapped = 0
         if parked:
             slot, mapped = slots.adopt(units)
             self._own_units += mapped
         else:
-            slot, mapped = self._new_slot(plan, None), 0
-        vtensor = VTensor(slot, None, 0, mapped, tokens)
-        self._vset[seq.index] = vtensor
+            slot = slots.take() if empty else self._new_slot(plan, None)
+        self._vset[seq.index] = vtensor = VTensor(slot, None, 0, mapped, tokens)
         if mapped < units:
             self._map(plan, vtensor, units, None)
         self._still_tokens += tokens
-        self._decode_if_complete(seq, vtensor)
+        if complete:
+            self._decode(seq, vtensor)
         return plan if self._placed is None else self._close(plan)
 
     def _no_room(self, missing: int, no_slot: int) -> Shortage:
@@ -286,7 +293,8 @@ class VTensorPolicy(Policy):
         self._map(plan, vtensor, units, None)
         vtensor.tokens = held
         self._still_tokens += tokens
-        self._decode_if_complete(seq, vtensor)
+        if held >= seq.prompt_tokens:
+            self._decode(seq, vtensor)
         return self._close(plan)
 
     def _ahead(self, seq: Sequence, held: int) -> int:
@@ -338,20 +346,21 @@ class VTensorPolicy(Policy):
         counts[MAP] += units * self._arenas
         self._own_units += units
 
-    def _decode_if_complete(self, seq: Sequence, vtensor: VTensor) -> None:
+    def _decode(self, seq: Sequence, vtensor: VTensor) -> None:
+        """The prompt is complete: from the next step on `seq` grows with the others."""
         tokens, mapped = vtensor.tokens, vtensor.mapped
-        if tokens >= seq.prompt_tokens:
-            self._still_tokens -= tokens
-            ahead = self._further(tokens) if self._adaptive else 0
-            covered = self.kv.unit_tokens(mapped)
-            self._growth.join(seq.index, tokens, mapped, covered, seq.order, ahead)
+        self._still_tokens -= tokens
+        ahead = self._further(tokens) if self._adaptive else 0
+        covered = self.kv.unit_tokens(mapped)
+        self._growth.join(seq.index, tokens, mapped, covered, seq.order, ahead)
 
     # -- extend -----------------------------------------------------------------------------------
 
     def extend(self, batch: Batch, steps: int = 1) -> Plan | Shortage:
         growth, pool = self._growth, self._pool
-        changes, foreseen, need = self._foreseen
-        if foreseen != steps or changes != growth.changes:
+        changes, at_most, need = self._foreseen
+        foreseen = at_most == steps and changes == growth.changes
+        if not foreseen:
             need = growth.demand(steps)
         if not need:
             growth.advance(steps)
@@ -360,7 +369,7 @@ class VTensorPolicy(Policy):
         if not fits and need > self._reach():
             return self._shortage(need - self._reach())
         plan = Plan(EXTENDING, None, self._chunk_bytes, 0, steps)
-        if fits and 1 < steps <= growth.until_wake():
+        if fits and steps > 1 and (foreseen or steps <= growth.until_wake()):
             new, last = need - pool.pooled, growth.last(steps)
             plan.last = self._counts(max(0, min(last, new)), last) if last else []
         if fits and self._placed is None:
@@ -392,7 +401,10 @@ class VTensorPolicy(Policy):
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         growth, pool = self._growth, self._pool
         asleep = growth.until_wake()
-        steps, need = growth.within(pool.available, at_most if at_most < asleep else asleep)
+        steps = at_most if at_most < asleep else asleep
+        need = growth.demand(steps)
+        if need > pool.available:
+            steps, need = growth.within(pool.available, steps)
         self._foreseen = (growth.changes, steps, need)
         # Pooled units serve all of it, and what retires is pooled too: the order is all one, but
         # for placement, which has names for them.
@@ -413,7 +425,7 @@ class VTensorPolicy(Policy):
             vtensor.tokens, vtensor.mapped = self._growth.leave(seq.index)
             self._still_tokens += vtensor.tokens
         content: tuple[Run, ...] = ()
-        if keep is Keep.RECORD and self.options.prefix_cache and self.options.retain != "none":
+        if keep is RECORD and self._records:
             content = join(seq.content, seq.output_content)
         self._leaving.append(Leaving(step, vtensor, content))
         self._leaving_units += vtensor.mapped - vtensor.shared
@@ -423,10 +435,14 @@ class VTensorPolicy(Policy):
     def retire(self, step: int) -> Plan:
         if not self._leaving:
             return NOTHING
-        ended = [leaving for leaving in self._leaving if leaving.step <= step]
-        if not ended:
-            return NOTHING
-        self._leaving = [leaving for leaving in self._leaving if leaving.step > step]
+        ended = self._leaving
+        if ended[-1].step <= step:  # they are in order
+            self._leaving = []
+        else:
+            ended = [leaving for leaving in ended if leaving.step <= step]
+            if not ended:
+                return NOTHING
+            del self._leaving[: len(ended)]
         plan = Plan(RETIRING, None, self._chunk_bytes)
         for leaving in ended:
             vtensor = leaving.vtensor
@@ -438,7 +454,10 @@ class VTensorPolicy(Policy):
             self._still_tokens -= vtensor.tokens
             if leaving.content and self._record(plan, vtensor, leaving.content):
                 continue
-            self._let_go(plan, vtensor)
+            if vtensor.leaf is None and not self._parks:
+                self._unmap_all(plan, vtensor.slot, own, own)
+            else:
+                self._let_go(plan, vtensor)
         if not self._keeps_all:
             self._retain(plan)
         return plan if self._placed is None else self._close(plan)

@@ -50,6 +50,7 @@ class CostModel:
         self._slope = self._attend.per_kv_token
         self._layer_linears = model.layer_linears(tp)
         self._head = model.head_linear(tp)
+        self._streams = [(linear, self._stream(linear)) for linear in self._layer_linears]
         # What depends on the shape through small integers only, filled on first use.
         self._by_tokens: dict[int, Tick] = {0: 0}
         self._by_sequences: dict[int, Tick] = {0: 0}
@@ -144,13 +145,22 @@ class CostModel:
         return ticks
 
     def _linear(self, tokens: int) -> Tick:
-        return self.model.layers * sum(self._matrix(each, tokens) for each in self._layer_linears)
+        rate = self.gpu.bf16_flops_per_s * self._efficiency(tokens)
+        one = 0
+        for linear, least in self._streams:
+            compute = ticks_for(2 * linear.parameters * tokens, rate)
+            one += compute if compute > least else least
+        return self.model.layers * (one + len(self._streams) * self.gpu.linear.kernel)
 
     def _matrix(self, linear: Linear, tokens: int) -> Tick:
-        costs = self.gpu.linear
-        stream = ticks_for(linear.parameters * self.model.dtype_bytes, costs.weight_bytes_per_s)
         rate = self.gpu.bf16_flops_per_s * self._efficiency(tokens)
-        return costs.kernel + max(stream, ticks_for(2 * linear.parameters * tokens, rate))
+        compute = ticks_for(2 * linear.parameters * tokens, rate)
+        return self.gpu.linear.kernel + max(self._stream(linear), compute)
+
+    def _stream(self, linear: Linear) -> Tick:
+        """Reading its weights once."""
+        nbytes = linear.parameters * self.model.dtype_bytes
+        return ticks_for(nbytes, self.gpu.linear.weight_bytes_per_s)
 
     def _efficiency(self, tokens: int) -> float:
         points, shares = self.gpu.linear.tokens, self.gpu.linear.efficiency

@@ -121,13 +121,17 @@ class Engine(Scheduler):
         if self.leaps and self.batch.decoding and not (self._waiting or self._prefilling):
             return self._leap(end, cost)
         following = self.decide()
-        self.recorder.step(1, cost)
+        recorder = self.recorder
+        recorder.steps += 1
+        recorder.compute_ticks += cost
         if following is None:
             return None, end
-        for plan in self.late:
-            self.worker.submit(plan, end)
-        self.late.clear()
-        launch = self.worker.wait(end)
+        if self.late:
+            for plan in self.late:
+                self.worker.submit(plan, end)
+            self.late.clear()
+        worker = self.worker
+        launch = end if worker.needed_at <= end else worker.wait(end)
         if self.leaps and launch == end and self._refusals_last(following):
             return self._leap_on(following, launch)
         return following, launch
@@ -237,7 +241,10 @@ class Engine(Scheduler):
         """How many steps can be decided at once, at the launch of the running one: until somebody
         finishes, arrives or runs short, and if compute hides all memory work. 0 if fewer than 2."""
         first, slope, until = affine
-        steps = self._next_finish() - self.step
+        next_finish, _, live = self._finishing[0]
+        if live.finish_step != next_finish:
+            next_finish = self._next_finish()
+        steps = next_finish - self.step
         if steps > until:
             steps = until + 1
         if steps <= 1:

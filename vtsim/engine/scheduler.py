@@ -141,7 +141,8 @@ class Scheduler:
         decoding = batch.decoding
         self._granted = self._preempted = False
         while decoding:
-            refusal = self._ask(self.policy.extend(batch))
+            answer = self.policy.extend(batch)
+            refusal = None if answer is NOTHING else self._ask(answer)
             if refusal is None:
                 self._kv_tokens += len(decoding)
                 self._granted = True
@@ -375,8 +376,6 @@ class Scheduler:
 
     def _ask(self, answer: Plan | Shortage) -> Shortage | None:
         """What a policy answered: submit its plan, pass its refusal on."""
-        if answer is NOTHING:
-            return None
         return self.submit(answer) if isinstance(answer, Plan) else answer
 
     def submit(self, plan: Plan) -> Shortage | None:

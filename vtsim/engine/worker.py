@@ -35,8 +35,9 @@ class MemoryWorker:
         counts, phase = plan.counts, plan.phase
         busy = self._count(counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes)
         start = self.free_at
-        if start < now:
+        if start <= now:
             start = now
+            self._spans.clear()
         self.free_at = free_at = start + busy
         self._recorder.work(phase, counts, busy)
         self._spans.append((start, free_at, phase))
@@ -45,7 +46,8 @@ class MemoryWorker:
 
     def hide(self, plan: Plan) -> None:
         """Account for a plan that is done before anything asks for it."""
-        self._recorder.work(plan.phase, plan.counts, self.cost(plan.counts))
+        counts = plan.counts
+        self._recorder.work(plan.phase, counts, self._count(counts, 0, 0, 0))
 
     def leap(self, plan: Plan, last_submit: Tick) -> None:
         """Account for a plan over steps all of whose memory work compute hides; what its last step
@@ -63,8 +65,6 @@ class MemoryWorker:
         """The launch that was to be at `end`: when it can be. Exposed time is recorded."""
         launch = self.needed_at
         if launch <= end:
-            if self.free_at <= end:
-                self._spans.clear()
             return end
         for start, stop, phase in self._spans:
             overlap = min(stop, launch) - max(start, end)

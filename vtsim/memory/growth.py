@@ -22,7 +22,6 @@ class Growth:
 
     __slots__ = (
         "_ahead",
-        "_ahead_sum",
         "_asleep",
         "_base",
         "_buckets",
@@ -34,11 +33,11 @@ class Growth:
         "_mapped",
         "_orders",
         "_period",
-        "_sum",
         "_units",
         "_units_in_period",
         "_wakes",
         "changes",
+        "total_tokens",
     )
 
     def __init__(
@@ -56,7 +55,8 @@ class Growth:
         self._lead = lead
         self._clock = 0
         self._base: dict[int, int] = {}  # member -> tokens - clock
-        self._sum = 0  # of the bases: tokens = _sum + members x clock
+        self.total_tokens = 0
+        """Tokens of all members together."""
         self._count = 0  # members that are awake
         self._hist = [0] * period
         self._asleep: dict[int, int] = {}  # member -> clock at which its mapped units are full
@@ -64,7 +64,6 @@ class Growth:
         self._wakes: list[tuple[int, int]] = []
         self._orders: dict[int, int] = {}  # only with `ordered`
         self._ahead: dict[int, int] = {}  # member -> tokens mapped for it beyond the lead, if any
-        self._ahead_sum = 0
         self.changes = 0
         """Counts joins, leaves and advances: equal numbers, equal answers."""
         self._buckets: list[dict[int, int]] | None = (
@@ -76,11 +75,6 @@ class Growth:
 
     def __contains__(self, member: int) -> bool:
         return member in self._base
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens of all members together."""
-        return self._sum + len(self._base) * self._clock - self._ahead_sum
 
     def tokens(self, member: int) -> int:
         return self._base[member] + self._clock - self._ahead.get(member, 0)
@@ -106,15 +100,14 @@ class Growth:
         `ahead`: this member is mapped so many tokens further than the lead.
         """
         self.changes += 1
+        self.total_tokens += tokens
         if ahead:
             self._ahead[member] = ahead
-            self._ahead_sum += ahead
             tokens += ahead
         base = tokens - self._clock
         self._base[member] = base
         if self._buckets is not None:
             self._orders[member] = order
-        self._sum += base
         spare = covered_tokens - self._lead - tokens
         if spare > 0 and mapped > self._units(tokens + self._lead):
             wake = self._clock + spare
@@ -128,7 +121,6 @@ class Growth:
         """Forget a member; returns its (tokens, units)."""
         self.changes += 1
         base = self._base.pop(member)
-        self._sum -= base
         if self._asleep and self._asleep.pop(member, None) is not None:
             mapped = self._mapped.pop(member)
         else:
@@ -140,11 +132,11 @@ class Growth:
                 del self._buckets[phase][member]
         if self._orders:
             self._orders.pop(member, None)
+        tokens = base + self._clock
         if self._ahead:
-            ahead = self._ahead.pop(member, 0)
-            self._ahead_sum -= ahead
-            base -= ahead
-        return base + self._clock, mapped
+            tokens -= self._ahead.pop(member, 0)
+        self.total_tokens -= tokens
+        return tokens, mapped
 
     def least_ahead(self, tokens: int, most: int) -> int:
         """How far ahead a member of `tokens` tokens must be mapped so that at most `most` others
@@ -249,6 +241,7 @@ class Growth:
         """`steps` steps have been granted."""
         self.changes += 1
         self._clock += steps
+        self.total_tokens += len(self._base) * steps
         if not self._wakes:
             return
         while self._wakes and self._wakes[0][0] <= self._clock:

@@ -104,9 +104,7 @@ class Recorder:
         """Why a request was rejected; only of those."""
 
         self._packed = array("q")
-        self._rows: list[
-            int
-        ] = []  # the newest samples, not yet packed: a list is quicker to add to
+        self._rows: list[int] = []  # the newest samples, not packed yet: a list is quicker
         self._last_sample: Tick = 0
 
         self.counts = [[0] * KINDS for _ in Phase]
