@@ -3,6 +3,8 @@ must be read before the memory it lies in is gone."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from vtsim.backends.sim import SimBackend
 from vtsim.memory.choices import Chosen
 from vtsim.plan import NO_MATCH, Keep, OpKind, Phase, Plan
@@ -28,7 +30,8 @@ class Hasty(NativePolicy):
 def released(host_bytes: int) -> tuple[Plan, SimBackend]:
     """What the release of a sequence of 8 tokens, preempted by swap, asks for and has done."""
     kv = KVLayout("toy", 1, 4 * KIB, 64 * KIB, 64)
-    policy = Chosen(Hasty(placement=True), "policy", host_bytes)
+    hasty: Any = Hasty(placement=True)
+    policy = Chosen(hasty, "policy", host_bytes)
     device = toy_device(100 * kv.unit_bytes)
     backend = SimBackend(device, kv, placement=True)
     backend.settle(backend.submit(policy.setup(device, kv, device.capacity_bytes), 0))
