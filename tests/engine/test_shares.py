@@ -56,4 +56,10 @@ def test_floors_are_one_sequence_and_ceilings_leave_them_to_others() -> None:
 
 
 def test_floors_that_do_not_fit_shrink_in_proportion() -> None:
-    assert elastic(100, claimants((90, None), (30, None))) == [Share(75, 75), Share(25, 25)]
+    # One third of each: 90 of the first, and 10 of the second, make 100.
+    assert elastic(100, claimants((90, None), (30, None))) == [Share(30, 90), Share(10, 70)]
+    # One that fits by itself only leaves no floor to others.
+    assert elastic(100, claimants((100, None), (30, None))) == [Share(0, 100), Share(0, 100)]
+    assert elastic(100, claimants((500, None), (500, None))) == [Share(0, 100), Share(0, 100)]
+    # What fits together is whole.
+    assert elastic(100, claimants((60, None), (40, None))) == [Share(60, 60), Share(40, 40)]

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from vtsim.engine.arrivals import NEVER
 from vtsim.engine.shares import Share
-from vtsim.errors import BackendError, InvariantError
+from vtsim.errors import BackendError, CapacityError, InvariantError
 from vtsim.metrics.recorder import Recorder
 from vtsim.plan import MemoryUsage, Plan, Shortage
 from vtsim.ports import MemoryBackend
+from vtsim.quantities import format_bytes
 from vtsim.request import Tick
 
 if TYPE_CHECKING:
@@ -85,24 +86,31 @@ class Grants:
         self.tenants: list[TenantEngine] = []
         self.reclaimed: dict[tuple[int, int], list[int]] = {}
         """(who gave, who got) -> [bytes, times]."""
-        self._waiting_for_live: TenantEngine | None = None
+        self._first: TenantEngine | None = None
+        """Who has waited longest, with nothing running, for others to give up what they use."""
+        self._wanted = 0
         self._entry: tuple[TenantEngine, MemoryUsage, int] | None = None
         self._seen: list[tuple[MemoryUsage, int]] | None = None
         """Each tenant's usage and bytes held when the instant was entered."""
 
     def open(self, tenants: Sequence[TenantEngine]) -> None:
-        """All are set up. Raises `InvariantError` if that took what is another's."""
+        """All are set up. Raises `CapacityError` if that took what is another's."""
         self.tenants = list(tenants)
         self.fixed_bytes = sum(tenant.account.fixed_bytes for tenant in tenants)
         for tenant in tenants:
             tenant.account.held = tenant.backend.bytes_in_use()
-        self.check(0)
+        over = sum(tenant.account.kept(0) for tenant in tenants) - self.shared_bytes
+        if over > 0:
+            raise CapacityError(
+                f"{tenants[0].policy.name}: what tenants take at set-up and what each is sure of "
+                f"are {format_bytes(over)} more than {format_bytes(self.shared_bytes)}"
+            )
 
     def enter(self, tenant: TenantEngine, now: Tick) -> MemoryUsage:
         """`tenant` decides now: set its policy's limit; returns its usage before that."""
         account = tenant.account
-        if self._waiting_for_live is tenant:
-            self._waiting_for_live = None
+        if self._first is tenant:
+            self._first = None
         account.claim = 0
         for other in self.tenants:
             leaving = other.account.leaving
@@ -113,10 +121,7 @@ class Grants:
         others = sum(other.account.held for other in self.tenants if other is not tenant)
         tenant.backend.set_reserved(self.fixed_bytes + others)
         if account.gives:
-            limit = min(account.share.ceiling_bytes, self._left_for(tenant, now))
-            limit = max(account.held, limit // account.unit_bytes * account.unit_bytes)
-            if limit != account.granted:
-                self._set_limit(tenant, limit)
+            self._set_limit(tenant, self._left_for(tenant, now))
         return usage
 
     def _left_for(self, tenant: TenantEngine, at: Tick) -> int:
@@ -125,13 +130,34 @@ class Grants:
         return self.shared_bytes - sum(max(account.kept(at), account.claim) for account in others)
 
     def _set_limit(self, tenant: TenantEngine, limit: int) -> None:
+        """The policy may hold `limit`, what it holds already, and no more than its ceiling."""
+        account = tenant.account
+        limit = min(account.share.ceiling_bytes, limit)
+        limit = max(account.held, limit // account.unit_bytes * account.unit_bytes)
+        if limit == account.granted:
+            return
         plan = tenant.policy.set_limit(limit)
         if not isinstance(plan, Plan) or not plan.empty:
             raise BackendError(
-                f"the {tenant.policy.name} policy holds {tenant.account.held} B and does not "
+                f"the {tenant.policy.name} policy holds {account.held} B and does not "
                 f"accept a limit of {limit} B"
             )
-        tenant.account.granted = limit
+        account.granted = limit
+
+    def hold_back(self, tenant: TenantEngine, now: Tick) -> bool:
+        """While somebody else is the first of those that wait, nobody new is admitted from what
+        that one waits for: the limit is lowered, until `let_go`. Who runs may go on."""
+        first = self._first
+        if first is None or first is tenant or not tenant.account.gives:
+            return False
+        own = max(first.account.kept(now), first.account.claim)
+        left = self._left_for(tenant, now) - max(0, self._wanted - own)
+        self._set_limit(tenant, left)
+        return True
+
+    def let_go(self, tenant: TenantEngine, now: Tick) -> None:
+        """The end of `hold_back`."""
+        self._set_limit(tenant, self._left_for(tenant, now))
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -151,9 +177,8 @@ class Grants:
         if not self._take_back(tenant, wanted - self._left_for(tenant, NEVER), now):
             if not alone:
                 return REFUSED
-            if self._waiting_for_live is None:
-                self._waiting_for_live = tenant
-                account.claim = wanted
+            if self._first is None:
+                self._first, self._wanted = tenant, wanted
             return NEVER
         account.claim = wanted
         times = {when for other in self.tenants for when, _ in other.account.leaving}

@@ -25,6 +25,8 @@ class Claimant:
     """KV memory of one sequence of `max_model_len`, as its policy lays it out."""
     limit_bytes: int | None
     """As it was asked for."""
+    unit_bytes: int = 1
+    """What its policy takes and gives is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,8 @@ def split(shared: int, claimants: Sequence[Claimant]) -> list[Share]:
 
 def elastic(shared: int, claimants: Sequence[Claimant]) -> list[Share]:
     """For policies that give back: a floor is what one sequence of `max_model_len` needs, or the
-    limit if that is less; floors that do not fit together shrink in proportion. A ceiling is the
-    limit, and never eats another's floor."""
+    limit if that is less. Where that is too much together, floors shrink in proportion until
+    everyone's need fits beside the others' floors. A ceiling is the limit, and leaves those."""
     for claimant in claimants:
         if claimant.limit_bytes is not None and claimant.limit_bytes > shared:
             raise CapacityError(
@@ -82,12 +84,17 @@ def elastic(shared: int, claimants: Sequence[Claimant]) -> list[Share]:
                 f"more than the {format_bytes(shared)} of KV memory for all"
             )
     limits = [shared if c.limit_bytes is None else c.limit_bytes for c in claimants]
-    floors = [min(c.need_bytes, limit) for c, limit in zip(claimants, limits, strict=True)]
-    total = sum(floors)
-    if total > shared:
-        floors = [shared * floor // total for floor in floors]
-        total = sum(floors)
+    needs = [min(c.need_bytes, limit) for c, limit in zip(claimants, limits, strict=True)]
+    total = sum(needs)
+    part = Fraction(1)
+    for need in needs:
+        if total > need:
+            part = min(part, Fraction(shared - need, total - need))
+    floors = [
+        int(part * need) // c.unit_bytes * c.unit_bytes
+        for need, c in zip(needs, claimants, strict=True)
+    ]
     return [
-        Share(floor, min(limit, shared - (total - floor)))
+        Share(floor, min(limit, shared - (sum(floors) - floor)))
         for floor, limit in zip(floors, limits, strict=True)
     ]

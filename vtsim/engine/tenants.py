@@ -16,10 +16,10 @@ from vtsim.engine.arrivals import NEVER
 from vtsim.engine.compute import Compute
 from vtsim.engine.grants import REFUSED, Account, Grants, SharedBackend
 from vtsim.engine.loop import LATEST, Engine
-from vtsim.engine.state import Limits, Step
+from vtsim.engine.state import Limits, Live, Step
 from vtsim.errors import InvariantError, VtsimError
 from vtsim.metrics.beside import TenantRecorder
-from vtsim.plan import NOTHING, Plan, Shortage
+from vtsim.plan import NOTHING, Match, Plan, Shortage
 from vtsim.ports import Affine, Executor, MemoryPolicy, MemoryTimes
 from vtsim.request import Tick, Trace
 
@@ -55,6 +55,7 @@ class TenantEngine(Engine):
         """Times it waited for memory of others with nothing else to do."""
         self._may_leap = self.leaps
         self._awaited: Tick = REFUSED
+        self._held_back = False
         self._horizon: Tick = NEVER
 
     def join(self, env: simpy.Environment, compute: Compute, grants: Grants) -> None:
@@ -72,7 +73,7 @@ class TenantEngine(Engine):
                 yield self._compute.turn(self.order)
             now: Tick = env.now  # type: ignore[assignment]
             self.now = now
-            waited, self._awaited = self._awaited, REFUSED
+            waited, self._awaited, self._held_back = self._awaited, REFUSED, False
             grants.enter(self, now)
             self._look_round(now)
             self.eventful = work is None
@@ -168,11 +169,22 @@ class TenantEngine(Engine):
         """Record what held until now."""
         self._grants.sample(self if self.ended < 0 else None, now)
 
+    def _create(self, live: Live, match: Match, budget: int) -> Shortage | None:
+        if not self._grants.hold_back(self, self.now):
+            return super()._create(live, match, budget)
+        refusal = super()._create(live, match, budget)
+        self._grants.let_go(self, self.now)
+        self._held_back = refusal is not None
+        return refusal
+
     def _comes(self, shortage: Shortage) -> bool:
         if self._released and shortage.will_clear:
             return False  # its own is on its way
         alone = not (self.batch.running or self.running)
-        at = self._grants.ask(self, shortage, self.now, alone)
+        if self._held_back:  # others are before it
+            at = NEVER if alone else REFUSED
+        else:
+            at = self._grants.ask(self, shortage, self.now, alone)
         if at == REFUSED:
             return False
         self._awaited = max(self._awaited, at)
@@ -209,7 +221,7 @@ def run_tenants(env: simpy.Environment, tenants: Sequence[TenantEngine], grants:
             yield from tenant.process(env)
         except BaseException as error:  # simpy makes another of it, and of some it cannot
             if not over.triggered:
-                over.fail(error)
+                over.fail(error)  # type: ignore[arg-type]
             return
         if all(other.ended >= 0 for other in tenants):
             over.succeed()

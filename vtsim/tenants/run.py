@@ -53,9 +53,13 @@ class TenantsReplay:
         """Each tenant's share under a policy, and whether the policy gives memory back."""
         parts = [assemble(r, r.choices[number]) for r in self.replays]
         claimants = [
-            Claimant(tenant.name, part.kv.units(part.kv.max_tokens) * part.kv.unit_bytes, limit)
-            for tenant, part in zip(self.tenants, parts, strict=True)
-            for limit in (tenant.limit_bytes,)
+            Claimant(
+                tenant.name,
+                kv.units(kv.max_tokens) * kv.unit_bytes,
+                tenant.limit_bytes,
+                kv.unit_bytes,
+            )
+            for tenant, kv in zip(self.tenants, (part.kv for part in parts), strict=True)
         ]
         elastic_shares = elastic(self.shared_bytes, claimants)
         if all(
