@@ -263,3 +263,15 @@ def test_answers_without_a_question_are_counted(tmp_path: Path) -> None:
     trace = load(write(tmp_path, json.dumps([{"id": "x", "conversations": messages}])))
     assert trace.prompt_tokens.tolist() == [3, 7] and trace.output_tokens.tolist() == [1, 1]
     assert any(w.startswith("2 answers follow no question") for w in trace.report.warnings)
+
+
+def test_stamps_with_fractions_may_be_seconds_and_that_is_said(tmp_path: Path) -> None:
+    """guidellm writes seconds under Mooncake's keys; a unit is not guessed, only asked for."""
+    path = write(tmp_path, lines(mooncake(timestamp=0.0), mooncake(timestamp=0.5)))
+    said = [w for w in load(path).report.warnings if "--time-unit s" in w]
+    assert len(said) == 1
+    assert not load(path, time_unit="ms").report.warnings
+    seconds = load(path, time_unit="s")
+    assert not seconds.report.warnings and seconds.arrival.tolist() == [0, TICKS_PER_S // 2]
+    whole = write(tmp_path, lines(mooncake(timestamp=0.0), mooncake(timestamp=2.0)))
+    assert not load(whole).report.warnings
