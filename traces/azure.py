@@ -13,9 +13,10 @@ from array import array
 from vtsim.request import Trace
 from vtsim.traces.azure_block import Block, parse_block
 from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.csvtable import CsvTable
 from vtsim.traces.number import Where, date_time_ticks, seconds_since_1970
 from vtsim.traces.registry import Head, ReadOptions
-from vtsim.traces.source import MOST_LINE, CsvTable, Source
+from vtsim.traces.source import MOST_LINE, Source
 
 _QUANTUM = 1_000
 """Stamps are kept in nanoseconds: no published file has more than 100 ns."""
@@ -90,6 +91,8 @@ class _Reading:
             cells = next(csv.reader([text]), [])
         except (UnicodeDecodeError, csv.Error) as error:
             raise self._where.error(f"malformed CSV: {error}") from None
+        if not any(map(str.strip, cells)):
+            return
         if len(cells) != 3:
             raise self._where.error(f"has {len(cells)} cells where the header has 3")
         stamp, asked, got = cells

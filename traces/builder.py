@@ -17,9 +17,9 @@ import numpy as np
 
 from vtsim.errors import TraceFormatError
 from vtsim.request import IntArray, ReadReport, Tick, Trace
-from vtsim.traces.ids import renumbered
-from vtsim.traces.number import MAX_TICK, plain, seconds_text
-from vtsim.traces.order import WaitsForItself, in_time_order
+from vtsim.traces.ids import HashRuns, renumbered
+from vtsim.traces.number import MAX_TICK, one_line, plain, seconds_text
+from vtsim.traces.order import Places, WaitsForItself, in_time_order
 
 if TYPE_CHECKING:
     from vtsim.traces.schedule import Schedule
@@ -63,11 +63,7 @@ class TraceBuilder:
         self._wait: dict[int, Tick] = {}
         self._recorded: dict[int, Mapping[str, object]] = {}
         self._extra: dict[int, Mapping[str, object]] = {}
-        self._dense: dict[object, int] = {}
-        self._runs_of = array("q")
-        """Row of each run: rows without ids own none."""
-        self._run_first = array("q")
-        self._run_count = array("q")
+        self._runs = HashRuns()
         self._unknown_keys: set[str] = set()
         self._earliest, self._latest = 1, 0
         """What lies within 64-bit picoseconds of the first arrival; none is known yet."""
@@ -104,7 +100,7 @@ class TraceBuilder:
         self.prompts.append(prompt)
         self.outputs.append(output)
         if hash_ids:
-            self._add_runs(row, hash_ids)
+            self._runs.add(row, hash_ids)
         if session is not None:
             self.set_session(row, session, turn)
         elif turn >= 0:
@@ -116,9 +112,9 @@ class TraceBuilder:
         if after:
             self.set_after(row, after, wait)
         if recorded:
-            self._recorded[row] = _plain_items(recorded)
+            self._recorded[row] = self._plain_items(recorded, "recorded")
         if extra:
-            self._extra[row] = _plain_items(extra)
+            self._extra[row] = self._plain_items(extra, "extra")
         self.report.rows_read += 1
         return row
 
@@ -192,25 +188,14 @@ class TraceBuilder:
         """Keys that went to `extra` unread: named in one warning."""
         self._unknown_keys.update(keys)
 
-    def _add_runs(self, row: int, hash_ids: Iterable[object]) -> None:
-        dense = self._dense
-        first = -1
-        expected = -2
-        for name in hash_ids:
-            index = dense.setdefault(name, len(dense))
-            if index == expected:
-                expected += 1
-                continue
-            if first >= 0:
-                self._runs_of.append(row)
-                self._run_first.append(first)
-                self._run_count.append(expected - first)
-            first = index
-            expected = index + 1
-        if first >= 0:
-            self._runs_of.append(row)
-            self._run_first.append(first)
-            self._run_count.append(expected - first)
+    def _plain_items(self, items: Mapping[str, object], field: str) -> Mapping[str, object]:
+        """The same mapping if its values are plain already: readers may share one between rows."""
+        if _NESTED.isdisjoint(map(type, items.values())):
+            return items
+        try:
+            return {key: plain(value) for key, value in items.items()}
+        except ValueError as error:
+            raise self.where.error(str(error), field) from None
 
     def schedule_untimed(self, schedule: Schedule | None, *, else_at_start: bool = False) -> None:
         """Gives arrivals to the rows that have none and wait for nobody, in file order.
@@ -245,14 +230,11 @@ class TraceBuilder:
         report = self.report
         report.rows_kept = rows
         if rows == 0:
-            raise TraceFormatError(
-                "no requests"
-                if not report.dropped
-                else f"no requests left: {self._dropped_text()}",
-                path=self.source.path,
-            )
+            gone = ", ".join(f"{n} {reason}" for reason, n in sorted(report.dropped.items()))
+            said = f"no requests left: {gone}" if gone else "no requests"
+            raise TraceFormatError(said, path=self.source.path)
         if self._unknown_keys:
-            names = sorted(self._unknown_keys)
+            names = sorted(map(one_line, self._unknown_keys))
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             self.warn(f"keys that this format does not define are kept in extra: {shown}")
         try:
@@ -269,83 +251,46 @@ class TraceBuilder:
         report.rows_moved, report.removed_offset_s = timing.moved, timing.offset_s
         return self._columns(timing.arrival, timing.order)
 
-    def _dropped_text(self) -> str:
-        return ", ".join(f"{n} {reason}" for reason, n in sorted(self.report.dropped.items()))
-
     def _columns(self, arrival: IntArray, order: IntArray | None) -> Trace:
         rows = len(arrival)
-        run_rows = np.frombuffer(self._runs_of, dtype=np.int64)
-        run_first = np.frombuffer(self._run_first, dtype=np.int64)
-        run_count = np.frombuffer(self._run_count, dtype=np.int64)
+        run_rows, run_first, run_count = self._runs.columns()
         prompts = np.frombuffer(self.prompts, dtype=np.int64)
         outputs = np.frombuffer(self.outputs, dtype=np.int64)
-        new_row: list[int] | None = None
+        places = Places(rows, order)
         if order is not None:
-            place = np.empty(rows, dtype=np.int64)
-            place[order] = np.arange(rows, dtype=np.int64)
-            new_row = place.tolist()
             prompts, outputs = prompts[order], outputs[order]
-            run_rows = place[run_rows]
+            run_rows = places.of(run_rows)
             by_row = np.argsort(run_rows, kind="stable")
             run_rows, run_first, run_count = renumbered(
                 run_rows[by_row], run_first[by_row], run_count[by_row]
             )
         offsets = np.zeros(rows + 1, dtype=np.int64)
         np.cumsum(np.bincount(run_rows, minlength=rows), out=offsets[1:])
-
-        def placed(column: Mapping[int, object]) -> dict[int, object]:
-            if new_row is None:
-                return dict(column)
-            return {new_row[row]: column[row] for row in column}
-
-        def dense(column: Mapping[int, int], fill: int) -> IntArray:
-            full = np.full(rows, fill, dtype=np.int64)
-            if column:
-                where = np.fromiter(placed(column).keys(), dtype=np.int64, count=len(column))
-                full[where] = np.fromiter(column.values(), dtype=np.int64, count=len(column))
-            return full
-
-        after = {
-            row: tuple(p if new_row is None else new_row[p] for p in parents)  # type: ignore[attr-defined]
-            for row, parents in placed(self._after).items()
-        }
-        ids: tuple[object, ...] = ()
-        if self._ids:
-            named = placed(self._ids)
-            ids = tuple(named.get(row, row) for row in range(rows))
-            if all(type(name) is int and name == row for row, name in enumerate(ids)):
-                ids = ()
+        after = {row: places.moved(parents) for row, parents in places.keyed(self._after).items()}
         return Trace(
             name=self.source.name,
             sha256=self.source.sha256(),
             arrival=arrival,
             prompt_tokens=np.array(prompts),
             output_tokens=np.array(outputs),
-            priority=dense(self._priorities, 0),
-            session=dense(self._sessions, -1),
-            turn=dense(self._turns, -1),
+            priority=places.column(self._priorities, 0),
+            session=places.column(self._sessions, -1),
+            turn=places.column(self._turns, -1),
             run_offsets=offsets,
             run_first=np.array(run_first),
             run_count=np.array(run_count),
             block_size=self.block_size if len(run_first) else 0,
             tail_rule=self.tail_rule,
             hash_scope=self.hash_scope,
-            ids=ids,
+            ids=places.names(self._ids),
             session_names=tuple(self._session_index),
             after=after,
-            wait=placed(self._wait),  # type: ignore[arg-type]
-            recorded=placed(self._recorded),  # type: ignore[arg-type]
-            extra=placed(self._extra),  # type: ignore[arg-type]
-            source={key: plain(value) for key, value in self.about.items()},
+            wait=places.keyed(self._wait),
+            recorded=places.keyed(self._recorded),
+            extra=places.keyed(self._extra),
+            source=self._plain_items(self.about, "source"),
             report=self.report,
         )
-
-
-def _plain_items(items: Mapping[str, object]) -> Mapping[str, object]:
-    """The same mapping if its values are plain already: readers may share one between rows."""
-    if _NESTED.isdisjoint(map(type, items.values())):
-        return items
-    return {key: plain(value) for key, value in items.items()}
 
 
 _NESTED = frozenset((Decimal, dict, list))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.csvtable import CsvTable
 from vtsim.traces.number import decimal_of
 from vtsim.traces.registry import Head, ReadOptions
-from vtsim.traces.source import CsvTable, Source
+from vtsim.traces.source import Source
 
 _STAMP, _PROMPT, _OUTPUT = "Timestamp", "Request tokens", "Response tokens"
 _TOTAL, _MODEL, _KIND = "Total tokens", "Model", "Log Type"

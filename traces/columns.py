@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.csvtable import CsvTable
 from vtsim.traces.registry import Head, ReadOptions
-from vtsim.traces.source import CsvTable, Source
+from vtsim.traces.source import Source
 
 _DERIVED = ("num_total_tokens", "pd_ratio", "")
 """Columns that follow from the others: not kept. The unnamed one is a pandas index."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+
 import numpy as np
 
 from vtsim.request import IntArray
@@ -68,6 +71,47 @@ def check_ids(where: Where, ids: object, field: str = "hash_ids") -> None:
     elif not kinds <= {int, str}:
         index = next(i for i, x in enumerate(ids) if type(x) not in (int, str))
         raise where.error("is neither an integer nor a string", f"{field}[{index}]", ids[index])
+
+
+class HashRuns:
+    """Hash ids under dense numbers in order of first appearance, kept as runs."""
+
+    def __init__(self) -> None:
+        self._dense: dict[object, int] = {}
+        self._row = array("q")
+        """Of each run: rows without ids own none."""
+        self._first = array("q")
+        self._count = array("q")
+
+    def add(self, row: int, hash_ids: Iterable[object]) -> None:
+        """The ids of `row`: any hashable names."""
+        dense = self._dense
+        first = -1
+        expected = -2
+        for name in hash_ids:
+            index = dense.setdefault(name, len(dense))
+            if index == expected:
+                expected += 1
+                continue
+            if first >= 0:
+                self._run(row, first, expected - first)
+            first = index
+            expected = index + 1
+        if first >= 0:
+            self._run(row, first, expected - first)
+
+    def _run(self, row: int, first: int, count: int) -> None:
+        self._row.append(row)
+        self._first.append(first)
+        self._count.append(count)
+
+    def columns(self) -> tuple[IntArray, IntArray, IntArray]:
+        """(row, first id, count) of all runs, in order of rows."""
+        row, first, count = (
+            np.frombuffer(column, dtype=np.int64)
+            for column in (self._row, self._first, self._count)
+        )
+        return row, first, count
 
 
 def renumbered(

@@ -19,6 +19,7 @@ _CHUNK = 1 << 18
 _NEAR_END = 32
 """A JSON token other than a string is shorter: an error further from the end is a real one."""
 _BLANKS = " \t\r\n"
+HALF_A_CHARACTER = "an escape names half a character (a lone surrogate)"
 
 
 def _refuse(name: str) -> NoReturn:
@@ -40,6 +41,15 @@ def members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _decoder = json.JSONDecoder(
     parse_float=Decimal, parse_constant=_refuse, object_pairs_hook=members_once
 )
+
+
+def _is_text(value: Any) -> bool:
+    """False if a string in it cannot be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class JsonDocument:
@@ -182,9 +192,12 @@ class _Reader:
             except RecursionError:
                 raise self.error("malformed JSON: nested too deeply") from None
             except (ValueError, ArithmeticError) as error:
-                raise self.error(f"malformed JSON: {error}") from None
+                said = str(error).partition(": value has")[0]  # the rest is advice on Python
+                raise self.error(f"malformed JSON: {said}") from None
             if end == len(self._text) and self._fill():  # a number may go on
                 continue
+            if self._text.find("\\u", self._at, end) >= 0 and not _is_text(value):
+                raise self.error(f"malformed JSON: {HALF_A_CHARACTER}")
             self._at = end
             return value
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from vtsim.errors import TraceFormatError
-from vtsim.traces.jsondoc import members_once
+from vtsim.traces.jsondoc import HALF_A_CHARACTER, members_once
 from vtsim.traces.number import Where
 from vtsim.traces.source import Source
 
@@ -49,11 +49,13 @@ def _malformed(where: Where, text: bytes, error: Exception) -> TraceFormatError:
     if isinstance(error, UnicodeDecodeError):
         return where.error("malformed JSON: not UTF-8 text")
     message = str(error)
+    if "truncated" in message and _is_json(text) or "surrogate" in message:
+        return where.error(f"malformed JSON: {HALF_A_CHARACTER}")
     found = _BYTE.search(message)
     if found is None:
         if "truncated" in message:
             return where.error("malformed JSON: the line ends inside an object (cut off?)")
-        return where.error(f"malformed JSON: {message}")
+        return where.error(f"malformed JSON: {message.partition(' - at ')[0]}")
     offset = int(found[1])
     trailing = "trailing characters" in message
     if trailing:  # msgspec counts one more here
@@ -68,6 +70,14 @@ def _malformed(where: Where, text: bytes, error: Exception) -> TraceFormatError:
         return where.error(f"malformed JSON: {what}", column=column)
     said = _BYTE.sub("", message.removeprefix("JSON is malformed: ")).strip()
     return where.error(f"malformed JSON: {said}", column=column)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        _keys.decode(text.decode())
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _kind(value: object) -> str:

@@ -163,6 +163,8 @@ def _session(where: Where, row: dict[str, Any]) -> str | None:
         return None
     if type(name) is not str and type(name) is not int:
         raise where.error("is not a string", "session_id", name)
+    if name == "":
+        raise where.error("is empty", "session_id", name)
     return str(name)
 
 

@@ -215,23 +215,33 @@ class Where:
             raise self.error(str(error), field, value) from None
 
 
-def plain(value: object) -> object:
+MOST_NESTED = 100
+"""Levels of a free-form value: what writes it again must not run out of stack."""
+
+
+def plain(value: object, levels: int = MOST_NESTED) -> object:
     """Numbers of a free-form value as floats, but for those that a float cannot hold exactly as
-    they are written: these stay Decimals."""
+    they are written: these stay Decimals. ValueError if it is nested too deeply."""
     if isinstance(value, Decimal):
         number = float(value)
         same = math.isfinite(number) and Decimal(repr(number)) == value
         return number if same else value
+    if type(value) is not dict and type(value) is not list:
+        return value
+    if not levels:
+        raise ValueError("is nested too deeply")
     if type(value) is dict:
-        return {key: plain(item) for key, item in value.items()}
-    if type(value) is list:
-        return [plain(item) for item in value]
-    return value
+        return {key: plain(item, levels - 1) for key, item in value.items()}
+    return [plain(item, levels - 1) for item in value]
 
 
 def one_line(text: str) -> str:
-    """A file's own words may hold line ends; a message may not."""
-    return text if text.isprintable() else " ".join(text.split())
+    """A file's own words may hold line ends and what moves a terminal's cursor; a message may
+    not."""
+    if text.isprintable():
+        return text
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
 
 
 def _plain(value: object) -> object:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vtsim.request import NO_ARRIVAL, IntArray, Tick
 from vtsim.traces.number import MAX_TICK, seconds_text
+
+V = TypeVar("V")
 
 
 class WaitsForItself(ValueError):
@@ -103,3 +106,50 @@ def inherit_keys(keys: list[int], after: Mapping[int, tuple[int, ...]]) -> None:
                         raise WaitsForItself(parent)
                     if parent in after and state.get(parent) != 2:
                         stack.append(parent)
+
+
+class Places:
+    """Where the rows of a file stand in time order."""
+
+    def __init__(self, rows: int, order: IntArray | None) -> None:
+        """`order`: old row of each new one; None where nothing moved."""
+        self._rows = rows
+        self._place: IntArray | None = None
+        self._listed: list[int] = []
+        if order is not None:
+            self._place = np.empty(rows, dtype=np.int64)
+            self._place[order] = np.arange(rows, dtype=np.int64)
+            self._listed = self._place.tolist()
+
+    def of(self, rows: IntArray) -> IntArray:
+        return rows if self._place is None else self._place[rows]
+
+    def moved(self, rows: tuple[int, ...]) -> tuple[int, ...]:
+        return rows if self._place is None else tuple(self._listed[row] for row in rows)
+
+    def keyed(self, column: Mapping[int, V]) -> dict[int, V]:
+        """What is known of some rows."""
+        if self._place is None:
+            return dict(column)
+        return {self._listed[row]: value for row, value in column.items()}
+
+    def column(self, values: Mapping[int, int], fill: int) -> IntArray:
+        """The same of all rows; `fill` where nothing is known."""
+        full = np.full(self._rows, fill, dtype=np.int64)
+        if values:
+            rows = np.fromiter(values.keys(), dtype=np.int64, count=len(values))
+            full[self.of(rows)] = np.fromiter(values.values(), dtype=np.int64, count=len(values))
+        return full
+
+    def names(self, named: Mapping[int, object]) -> tuple[object, ...]:
+        """The name of each row: its own, else its number, or the next that nobody has. () if that
+        is the number for all."""
+        given = self.keyed(named)
+        taken = set(given.values())
+        unused = (number for number in count(self._rows) if number not in taken)
+        names = tuple(
+            given[row] if row in given else row if row not in taken else next(unused)
+            for row in range(self._rows)
+        )
+        numbers = all(type(name) is int and name == row for row, name in enumerate(names))
+        return () if numbers else names

@@ -18,8 +18,9 @@ from typing import Protocol
 
 from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import Trace
+from vtsim.traces.csvtable import delimiter_of
 from vtsim.traces.schedule import Schedule
-from vtsim.traces.source import Source, delimiter_of
+from vtsim.traces.source import Source
 
 GROUP = "vtsim.readers"
 

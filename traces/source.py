@@ -6,7 +6,6 @@ Line numbers are physical: blank lines count, a byte order mark and CRLF do not 
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
 import io
@@ -181,7 +180,8 @@ class Source:
                 if line:
                     yield number, line
 
-    def _text_lines(self, number: list[int]) -> Iterator[str]:
+    def text_lines(self, number: list[int]) -> Iterator[str]:
+        """Every line as it is, blank ones too; `number[0]` follows."""
         with self.open() as stream:
             while line := stream.readline(MOST_LINE + 1):
                 number[0] += 1
@@ -195,29 +195,6 @@ class Source:
                     raise TraceFormatError(
                         "is not UTF-8 text", path=self.path, line=number[0]
                     ) from None
-
-    def delimiter(self) -> str:
-        """What separates the cells of this CSV file."""
-        head = self.head_bytes.removeprefix(b"\xef\xbb\xbf").lstrip().decode(errors="replace")
-        return delimiter_of(head.split("\n", 1)[0])
-
-    def csv_rows(self) -> Iterator[tuple[int, list[str]]]:
-        """(physical line number, cells) of the non-blank rows, the header first."""
-        number = [0]
-        rows = csv.reader(self._text_lines(number), delimiter=self.delimiter())
-        while True:
-            first = number[0] + 1  # a quoted cell may run over many lines
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                said = f"malformed CSV: {error}"
-                if "new-line character" in said:
-                    said = "a carriage return stands inside a line: end lines with LF or CRLF"
-                raise TraceFormatError(said, path=self.path, line=first) from None
-            if row and (len(row) > 1 or row[0].strip()):
-                yield first, row
 
 
 class _Frames(io.RawIOBase):
@@ -249,55 +226,3 @@ class _Frames(io.RawIOBase):
         view[:count] = self._data[:count]
         self._data = self._data[count:]
         return count
-
-
-def delimiter_of(header: str) -> str:
-    """What separates the cells of a header: a comma, else a semicolon or a tab."""
-    return next((d for d in (",", ";", "\t") if d in header), ",")
-
-
-class CsvTable:
-    """A CSV file with a header row: columns are found by name, never by position."""
-
-    def __init__(self, source: Source) -> None:
-        self.where = source.where()
-        self.delimiter = source.delimiter()
-        self._rows = source.csv_rows()
-        first = next(self._rows, None)
-        if first is None:
-            raise self.where.error("is empty")
-        self.where.line, cells = first
-        self.names = [cell.strip() for cell in cells]
-        self._index: dict[str, int] = {}
-        for i, name in enumerate(self.names):
-            if name.lower() in self._index:
-                raise self.where.error("stands twice in the header", name)
-            self._index[name.lower()] = i
-
-    def has(self, name: str) -> bool:
-        return name.lower() in self._index
-
-    def column(self, *names: str) -> int:
-        """Index of the first of `names` that the header has; TraceFormatError if it has none."""
-        for name in names:
-            if name.lower() in self._index:
-                return self._index[name.lower()]
-        raise self.where.error(
-            f"column {names[0]!r} is missing; the header has {', '.join(self.names)}", names[0]
-        )
-
-    def optional(self, *names: str) -> int | None:
-        return next((self._index[n.lower()] for n in names if n.lower() in self._index), None)
-
-    def others(self, used: set[int]) -> list[tuple[str, int]]:
-        """Columns that a reader does not know: kept in `extra`."""
-        return [(name, i) for i, name in enumerate(self.names) if i not in used and name]
-
-    def rows(self) -> Iterator[list[str]]:
-        """Rows of exactly the header's width; `where.line` follows."""
-        width = len(self.names)
-        for line, row in self._rows:
-            self.where.line = line
-            if len(row) != width:
-                raise self.where.error(f"has {len(row)} cells where the header has {width}")
-            yield row

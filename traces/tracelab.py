@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from vtsim.request import Tick, Trace
 from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.csvtable import CsvTable
 from vtsim.traces.registry import Head, ReadOptions
-from vtsim.traces.source import CsvTable, Source
+from vtsim.traces.source import Source
 
 _COLUMNS = (
     *("session_id", "arrival_time", "round_idx", "prefix_len", "input_len", "output_len"),

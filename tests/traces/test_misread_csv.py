@@ -98,6 +98,10 @@ READ = {
         [1],
         {"zero_prompt": 1, "zero_output": 1},
     ),
+    "rows of nothing but commas, as spreadsheets leave them": Read(
+        azure(f"{STAMP},3,4", ",,", f"{STAMP},5,6", ",,"), [0, 0], [3, 5], [4, 6]
+    ),
+    "the same in another table": Read(VIDUR + "0,5,6\n , ,\n", [0], [5], [6]),
     "seconds as 1e-3 and 1.5E+1": Read(
         VIDUR + "1e-3,5,6\n1.5E+1,7,8\n", [0, 14.999], [5, 7], [6, 8]
     ),

@@ -124,6 +124,31 @@ REFUSED: dict[str, tuple[str, str]] = {
         ROW.replace("}", ', "output_lengt\\u0068": 3}'),
         "x:1: malformed JSON: key 'output_length' stands twice",
     ),
+    "a number of 5,000 digits": (
+        ROW.replace("40", "9" * 5000),
+        "x:1: malformed JSON: Integer value out of range",
+    ),
+    "half a character": (
+        ROW.replace("}", ', "session_id": "\\ud800"}'),
+        "x:1: malformed JSON: an escape names half a character",
+    ),
+    "half a character in a document": (
+        native(asks(session="\ud800")),
+        "malformed JSON: an escape names half a character",
+    ),
+    "values nested 900 deep": (
+        ROW.replace("}", ', "x": ' + "[" * 900 + "]" * 900 + "}"),
+        "x:1: extra: is nested too deeply",
+    ),
+    "values nested 900 deep in a document": (
+        native(asks(extra={"x": 0})).replace('"x": 0', '"x": ' + "[" * 900 + "]" * 900),
+        "x:1: requests[0].extra: is nested too deeply",
+    ),
+    "a session without a name": (lines(mooncake(session_id="")), "x:1: session_id: is empty"),
+    "a field that would move the cursor": (
+        native(asks(session="a", recorded=["\x1b[2J\n"])),
+        "recorded: is not an object (got ['\\x1b[2J\\n'])",
+    ),
     "a comma behind the last member": (
         ROW.replace("}", ",}"),
         "x:1:57: malformed JSON: trailing comma in object",
@@ -213,65 +238,3 @@ def test_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
         load(write(tmp_path, data))
     assert words in str(caught.value).replace(f"{tmp_path}/", "")
     assert "\n" not in str(caught.value)
-
-
-# -- what two rows have to do with each other ------------------------------------------------------
-
-
-def test_hash_ids_beyond_what_a_float_holds_stay_apart(tmp_path: Path) -> None:
-    rows = [
-        mooncake(input_length=600, hash_ids=[HIGH, HIGH + 1]),
-        mooncake(input_length=600, hash_ids=[HIGH + 1, 7]),
-    ]
-    trace = load(write(tmp_path, lines(*rows)))
-    assert [trace.hash_ids(row) for row in (0, 1)] == [[0, 1], [1, 2]]
-
-
-def test_a_hash_id_and_its_string_are_two(tmp_path: Path) -> None:
-    rows = [mooncake(hash_ids=[1]), mooncake(hash_ids=["1"]), mooncake(hash_ids=["1"])]
-    trace = load(write(tmp_path, lines(*rows)))
-    assert [trace.hash_ids(row) for row in range(3)] == [[0], [1], [1]]
-
-
-def test_turns_follow_the_clock_not_the_file(tmp_path: Path) -> None:
-    rows = [
-        mooncake(session_id="a", timestamp=100, input_length=600, hash_ids=[1, 2]),
-        mooncake(session_id="b", timestamp=60, hash_ids=[9]),
-        mooncake(session_id="a", timestamp=50, input_length=300, hash_ids=[1]),
-    ]
-    trace = load(write(tmp_path, lines(*rows)))
-    names = [trace.session_names[session] for session in trace.session]
-    turns = list(zip(names, trace.turn.tolist(), trace.prompt_tokens.tolist(), strict=True))
-    assert turns == [("a", 0, 300), ("b", 0, 40), ("a", 1, 600)]
-    with pytest.raises(TraceFormatError, match="x:3: timestamp: lies before that of session 'a'"):
-        load(write(tmp_path, lines(*rows)), turns="delta")
-
-
-@pytest.mark.parametrize(("scope", "ids"), [("local", [0, 1]), ("global", [0, 0])])
-def test_hash_ids_of_conversations_are_shared_if_the_file_says_so(
-    scope: str, ids: list[int], tmp_path: Path
-) -> None:
-    path = write(tmp_path, lines(*(weka(call(), id=n, hash_id_scope=scope) for n in "ab")))
-    trace = load(path)
-    assert [trace.hash_ids(row)[0] for row in (0, 1)] == ids
-    assert trace.hash_scope == scope
-
-
-def test_answers_without_a_question_are_counted(tmp_path: Path) -> None:
-    said = (("gpt", "welcome"), ("human", "a b"), ("gpt", "c"), ("gpt", "d e"), ("human", "f"))
-    messages = [{"from": who, "value": text} for who, text in (*said, ("gpt", "g"))]
-    trace = load(write(tmp_path, json.dumps([{"id": "x", "conversations": messages}])))
-    assert trace.prompt_tokens.tolist() == [3, 7] and trace.output_tokens.tolist() == [1, 1]
-    assert any(w.startswith("2 answers follow no question") for w in trace.report.warnings)
-
-
-def test_stamps_with_fractions_may_be_seconds_and_that_is_said(tmp_path: Path) -> None:
-    """guidellm writes seconds under Mooncake's keys; a unit is not guessed, only asked for."""
-    path = write(tmp_path, lines(mooncake(timestamp=0.0), mooncake(timestamp=0.5)))
-    said = [w for w in load(path).report.warnings if "--time-unit s" in w]
-    assert len(said) == 1
-    assert not load(path, time_unit="ms").report.warnings
-    seconds = load(path, time_unit="s")
-    assert not seconds.report.warnings and seconds.arrival.tolist() == [0, TICKS_PER_S // 2]
-    whole = write(tmp_path, lines(mooncake(timestamp=0.0), mooncake(timestamp=2.0)))
-    assert not load(whole).report.warnings
