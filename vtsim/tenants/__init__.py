@@ -12,7 +12,7 @@ from typing import Any
 
 from vtsim.api import DEFAULT_GPU, prepare
 from vtsim.engine.shares import shared_bytes
-from vtsim.errors import ConfigError
+from vtsim.errors import CapacityError, ConfigError
 from vtsim.metrics.progress import Progress
 from vtsim.metrics.tenants import TenantsResult
 from vtsim.registry import PolicyChoice
@@ -87,7 +87,7 @@ def prepare_tenants(
                     **options,
                 )
             )
-        except ConfigError as error:
-            raise type(error)(f"tenant {tenant.name}: {error}") from error
+        except CapacityError as error:  # others name what they mean
+            raise CapacityError(f"tenant {tenant.name}: {error}") from error
     shared = shared_bytes([replay.budget for replay in replays], replays[0].options)
     return TenantsReplay(tuple(sharing), tuple(replays), shared)
