@@ -18,9 +18,14 @@ def lines(
     """The heading, wrapped to `width` columns. `verbose` lists the assumed numbers; `model` and
     `gpu` as they were asked for: a file is shown beside the name that it states."""
     for line in _facts(replay, verbose, model, gpu):
-        yield from textwrap.wrap(
-            line, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
-        )
+        yield from wrapped(line, width)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A fact in lines of at most `width` columns."""
+    return textwrap.wrap(
+        line, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _facts(replay: Replay, verbose: bool, model_asked: str, gpu_asked: str) -> Iterator[str]:
@@ -60,6 +65,12 @@ def _facts(replay: Replay, verbose: bool, model_asked: str, gpu_asked: str) -> I
         f"{format_bytes(budget.weights_bytes)}, workspace {format_bytes(budget.workspace_bytes)}, "
         f"KV limit {format_bytes(budget.limit_bytes)}"
     )
+    yield from settings(replay, verbose)
+
+
+def settings(replay: Replay, verbose: bool = False) -> Iterator[str]:
+    """The profile's assumed numbers, the options, each policy's parameters."""
+    gpu, options = replay.gpu, replay.options
     assumed = gpu.assumed()
     if assumed:
         yield (

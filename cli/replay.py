@@ -206,7 +206,9 @@ def replay(
     wanted = not quiet
     if sharing is not None:
         with progress_bar(wanted) as progress:
-            shared = tenants.run(sharing, policy, options, screen if wanted else None, progress)
+            shared = tenants.run(
+                sharing, policy, options, screen if wanted else None, progress, verbose
+            )
         tenants.write(shared, json, out, screen if wanted else None, verbose)
         return
     named = model or DEFAULT_MODEL

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vtsim.cli import heading
 from vtsim.errors import ConfigError
 from vtsim.metrics.progress import Progress
 from vtsim.quantities import format_bytes
@@ -45,14 +45,13 @@ def run(
     options: dict[str, Any],
     screen: Console | None,
     progress: Progress | None,
+    verbose: bool,
 ) -> TenantsResult:
     """Replay the tenants; says before what runs, if there is a screen."""
     replay = prepare_tenants(tenants, policies or DEFAULT_POLICIES, **options)
     if screen is not None:
-        for fact in heading(replay):
-            for line in textwrap.wrap(
-                fact, screen.width, subsequent_indent=" " * 9, break_long_words=False
-            ):
+        for fact in _facts(replay, verbose):
+            for line in heading.wrapped(fact, screen.width):
                 screen.print(line, markup=False)
     return replay.run(progress)
 
@@ -70,8 +69,8 @@ def write(
             screen.print(part, markup=not isinstance(part, str))
 
 
-def heading(replay: TenantsReplay) -> Iterator[str]:
-    """The GPU, each tenant, and how each policy's memory is divided."""
+def _facts(replay: TenantsReplay, verbose: bool) -> Iterator[str]:
+    """The GPU, each tenant, the options, and how each policy's memory is divided."""
     first = replay.replays[0]
     budgets = [each.budget for each in replay.replays]
     yield (
@@ -89,6 +88,7 @@ def heading(replay: TenantsReplay) -> Iterator[str]:
         )
         for warning in trace.report.warnings:
             yield f"         warning: {warning}"
+    yield from heading.settings(first, verbose)
     for number, choice in enumerate(first.choices):
         shares, gives = replay.divide(number)
         parts = "; ".join(
@@ -96,4 +96,4 @@ def heading(replay: TenantsReplay) -> Iterator[str]:
             + (f" to {format_bytes(share.ceiling_bytes)}" if gives else "")
             for tenant, share in zip(replay.tenants, shares, strict=True)
         )
-        yield f"policy   {choice.label} ({'elastic' if gives else 'static'}): {parts}"
+        yield f"shares   {choice.label} ({'elastic' if gives else 'static'}): {parts}"

@@ -67,7 +67,14 @@ def test_tenants_are_compared_and_written(
     status, out, err = call(*two, *policies, "-v", "--json", document, "--out", folder, "--log")
     assert (status, err) == (0, "")
     assert all(len(line) <= 80 for line in out.splitlines())
-    for shown in ("tenant chat", "tenant burst", "static", "elastic", "policy   vtensor (elastic)"):
+    for shown in (
+        "tenant chat",
+        "tenant burst",
+        "static",
+        "elastic",
+        "shares   vtensor (elastic)",
+        "options  max_num",
+    ):
         assert shown in out
     whole = json.loads(document.read_text())
     assert [tenant["tenant"] for tenant in whole["tenants"]] == ["chat", "burst"]
