@@ -76,10 +76,11 @@ def what_it_is(head: bytes) -> str | None:
 
 
 class Source:
-    """One input file (or a folder of them), opened as often as a reader needs."""
+    """One input file (or a folder of them; `-` is standard input), opened as often as a reader
+    needs."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = Path("/dev/stdin" if str(path) == "-" else path)
         self._pipe: Pipe | None = None
         if not str(path):
             raise TraceFormatError("the file's name is empty", path="''")

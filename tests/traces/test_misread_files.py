@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from subprocess import Popen
@@ -133,3 +135,17 @@ def test_an_endless_trace_is_refused_when_it_is_too_much(
     with pipe(tmp_path, 'yes "$(cat rows)"'), pytest.raises(TraceFormatError) as caught:
         load(tmp_path / "pipe")
     assert "pipe: more than 1 MiB through a pipe: save it in a file" in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [BYTES * 300, gzip.compress(BYTES * 300)], ids=["plain", "gzip"])
+def test_a_dash_is_standard_input(data: bytes) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from vtsim.cli.main import main; main()",
+        "trace",
+        "info",
+        "-",
+    ]
+    said = subprocess.run(command, input=data, capture_output=True, check=True).stdout.decode()
+    assert said.startswith("stdin: mooncake") and "300 rows read = 300 kept" in said
