@@ -150,6 +150,8 @@ class VTensorPolicy(Policy):
         self._unit_bytes = kv.unit_bytes
         self._token_bytes = kv.token_bytes
         self._lead_tokens = self._lead()
+        self._uneven = self._adaptive or options.initial_tokens > 0
+        """Sequences begin to decode with more than the lead."""
         self._pool = ChunkPool(limit_bytes // kv.unit_bytes)
         self._growth = Growth(
             kv.period_tokens, kv.crossings, kv.units, self._lead_tokens, self.placement
@@ -241,12 +243,15 @@ class VTensorPolicy(Policy):
         """`create` with nothing to share: in an empty slot, or in a parked one with all it has."""
         kv, pool, slots = self.kv, self._pool, self._slots
         complete = tokens >= seq.prompt_tokens
-        units = kv.units(tokens + self._ahead(seq, tokens) if complete else tokens)
+        ahead = self._lead_tokens
+        if complete and self._uneven:
+            ahead = self._ahead(seq, tokens)
+        units = kv.units(tokens + ahead if complete else tokens)
         whole = kv.units(whole_tokens)
         missing = (whole if whole > units else units) - pool.available
         if missing > 0:
             missing -= slots.parked_units + self._extents.record_units
-        parked, empty = slots.parked, slots.any_empty
+        parked, empty = slots.parked, slots.empty
         no_slot = 0 if parked or empty else self._slot_shortage(None)
         if missing > 0 or no_slot:
             return self._no_room(missing, no_slot)
@@ -264,7 +269,7 @@ class VTensorPolicy(Policy):
             self._map(plan, vtensor, units, None)
         self._still_tokens += tokens
         if complete:
-            self._decode(seq, vtensor)
+            self._decode(seq, vtensor, mapped > units or self._uneven)
         return plan if self._placed is None else self._close(plan)
 
     def _no_room(self, missing: int, no_slot: int) -> Shortage:
@@ -346,12 +351,13 @@ class VTensorPolicy(Policy):
         counts[MAP] += units * self._arenas
         self._own_units += units
 
-    def _decode(self, seq: Sequence, vtensor: VTensor) -> None:
-        """The prompt is complete: from the next step on `seq` grows with the others."""
+    def _decode(self, seq: Sequence, vtensor: VTensor, spare: bool = True) -> None:
+        """The prompt is complete: from the next step on `seq` grows with the others. `spare`: more
+        may be mapped than its tokens and the lead need."""
         tokens, mapped = vtensor.tokens, vtensor.mapped
         self._still_tokens -= tokens
         ahead = self._further(tokens) if self._adaptive else 0
-        covered = self.kv.unit_tokens(mapped)
+        covered = self.kv.unit_tokens(mapped) if spare else tokens
         self._growth.join(seq.index, tokens, mapped, covered, seq.order, ahead)
 
     # -- extend -----------------------------------------------------------------------------------
@@ -400,8 +406,9 @@ class VTensorPolicy(Policy):
 
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         growth, pool = self._growth, self._pool
-        asleep = growth.until_wake()
-        steps = at_most if at_most < asleep else asleep
+        steps = at_most
+        if growth.asleep:
+            steps = min(steps, growth.until_wake())
         need = growth.demand(steps)
         if need > pool.available:
             steps, need = growth.within(pool.available, steps)
@@ -412,16 +419,19 @@ class VTensorPolicy(Policy):
         unmaps = self._leaving_mapped
         if not (need or unmaps):
             return _new(Headroom, (steps, None, later))
-        units = growth.peak(steps) if need else 0
-        peak = self._counts(units if need > pool.pooled else 0, units)
-        peak[UNMAP] = unmaps * self._arenas
+        # All of it bounds any step's part, and most often compute hides all of it.
+        units = need if need <= self.hidden_units else growth.peak(steps)
+        arenas = self._arenas
+        peak = [0] * KINDS
+        peak[CREATE] = units * arenas if need > pool.pooled else 0
+        peak[MAP], peak[UNMAP] = units * arenas, unmaps * arenas
         return _new(Headroom, (steps, peak, later))
 
     # -- release and retire -----------------------------------------------------------------------
 
     def release(self, seq: Sequence, keep: Keep, step: int) -> Plan:
         vtensor = self._vset.pop(seq.index)
-        if seq.index in self._growth:
+        if seq.index in self._growth.bases:
             vtensor.tokens, vtensor.mapped = self._growth.leave(seq.index)
             self._still_tokens += vtensor.tokens
         content: tuple[Run, ...] = ()

@@ -112,14 +112,9 @@ class VmmTimes:
     ) -> Tick:
         """Ticks of so many operations by kind, executed one after another."""
         reserve, free, create, destroy, mapped, unmapped, _, _, _, allocate, deallocate = counts
-        ticks = (
-            create * self._create
-            + mapped * self._map
-            + unmapped * self._unmap
-            + destroy * self._destroy
-            + reserve * self._reserve
-            + free * self._free
-        )
+        ticks = create * self._create + mapped * self._map + unmapped * self._unmap
+        if destroy or reserve or free:
+            ticks += destroy * self._destroy + reserve * self._reserve + free * self._free
         if allocate or deallocate:
             costs = self._allocation_ticks.get(allocation_bytes)
             if costs is None:

@@ -85,8 +85,7 @@ def made_run() -> tuple[Trace, Recorder]:
     recorder.work(Phase.EXTEND, counts, S // 1000)
     recorder.work(Phase.EXTEND, counts, S // 1000)
     recorder.expose(Phase.EXTEND, S // 2000)
-    recorder.step(1, S)
-    recorder.step(4, 2 * S)
+    recorder.steps, recorder.leaps, recorder.compute_ticks = 5, 1, 3 * S
     recorder.finish_run(5 * S)
     return trace, recorder
 

@@ -61,7 +61,10 @@ class Arrivals:
             taken.append((times[order[at]], order[at]))
             at += 1
         self._next = at
-        if self._due and self._due[0][0] <= now:
+        if not self._due:
+            self.next_at = times[order[at]] if at < len(order) else NEVER
+            return taken
+        if self._due[0][0] <= now:
             while self._due and self._due[0][0] <= now:
                 taken.append(heapq.heappop(self._due))
             taken.sort()

@@ -25,6 +25,8 @@ from vtsim.request import Tick, Trace
 
 __all__ = ["Engine", "Limits"]
 
+_new = tuple.__new__  # a NamedTuple's own is a Python function: a step is made in every decision
+
 LATEST: Tick = (1 << 63) - 1
 """Times are recorded in 64 bits: 106 days."""
 
@@ -61,8 +63,8 @@ class Engine(Scheduler):
             self.arrivals,
             self.recorder,
         )
+        now: Tick = 0
         while True:
-            now: Tick = env.now  # type: ignore[assignment]
             self.now = now
             usage, free_bytes = policy.usage(), backend.free_bytes()
             self.eventful = work is None
@@ -87,6 +89,7 @@ class Engine(Scheduler):
                 )
             if wake > now:
                 yield env.timeout(wake - now)
+                now = wake
         stranded = self.arrivals.stranded()
         if stranded:
             raise VtsimError(
@@ -144,8 +147,9 @@ class Engine(Scheduler):
         The running step was launched now and ends at `end`. Steps go singly while released memory
         is to be retired first or compute does not hide memory work, and all others in one call.
         """
+        recorder, worker, decoding = self.recorder, self.worker, self.batch.decoding
         while True:
-            members = len(self.batch.decoding)
+            members = len(decoding)
             affine = self.executor.affine(members, self._kv_tokens + members)
             if affine is not None:
                 steps = self._quiet_steps(end, cost, affine)
@@ -155,10 +159,11 @@ class Engine(Scheduler):
                         self._retire_hidden()
                     return granted
             following = self.decide()
-            self.recorder.step(1, cost)
+            recorder.steps += 1
+            recorder.compute_ticks += cost
             if following is None:
                 return None, end
-            launch = self.worker.wait(end)
+            launch = end if worker.needed_at <= end else worker.wait(end)
             if (
                 affine is None
                 or launch > end
@@ -221,11 +226,14 @@ class Engine(Scheduler):
         members = len(self.batch.decoding)
         self._kv_tokens += members * steps
         self.step += steps - 1
-        self.recorder.step(steps, compute)
+        recorder = self.recorder
+        recorder.steps += steps
+        recorder.leaps += steps > 1
+        recorder.compute_ticks += compute
         if self._check:
             self.policy.check_integrity()
         if steps <= until:
-            return Step([], None, first + (steps - 1) * slope), launch
+            return _new(Step, ([], None, first + (steps - 1) * slope)), launch
         return Step([], StepShape(members, self._kv_tokens)), launch
 
     def _retire_hidden(self) -> None:

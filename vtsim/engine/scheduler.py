@@ -23,6 +23,7 @@ from vtsim.request import Sequence, Tick, Trace
 # Looked up once: in Python 3.11 each look-up of an enum's member costs a Python call.
 _RETIRE = Phase.RETIRE
 _RECORD = Keep.RECORD
+_new = tuple.__new__  # a NamedTuple's own is a Python function
 
 PATIENCE = 10_000
 """Decisions in a row without a token before a run is given up as stuck."""
@@ -170,7 +171,7 @@ class Scheduler:
         chunks: tuple[tuple[int, int], ...] = ()
         if prompts:
             chunks = tuple([(live.chunk, live.prefilled - live.chunk) for live in prompts])
-        return Step(prompts, StepShape(members, self._kv_tokens, chunks))
+        return _new(Step, (prompts, _new(StepShape, (members, self._kv_tokens, chunks)), -1))
 
     def _continue_prompt(self, live: Live, prompts: list[Live], budget: int) -> int:
         """Grant the next chunk of a prompt in progress; returns its tokens."""
@@ -199,7 +200,7 @@ class Scheduler:
             if len(running) >= self._max_num_seqs:
                 return self._explain_wait(live, "max_num_seqs", 0)
             seq.order = self._orders
-            match = self.policy.match(seq)
+            match = self.policy.match(seq) if seq.content else NO_MATCH
             refusal = self._create(live, match, budget)
             if refusal is not None and match.tokens and not (running or self.running):
                 match = NO_MATCH  # alone and still refused: what the match pins may be in the way

@@ -22,8 +22,6 @@ class Growth:
 
     __slots__ = (
         "_ahead",
-        "_asleep",
-        "_base",
         "_buckets",
         "_clock",
         "_count",
@@ -36,6 +34,8 @@ class Growth:
         "_units",
         "_units_in_period",
         "_wakes",
+        "asleep",
+        "bases",
         "changes",
         "total_tokens",
     )
@@ -54,12 +54,14 @@ class Growth:
         self._units = units
         self._lead = lead
         self._clock = 0
-        self._base: dict[int, int] = {}  # member -> tokens - clock
+        self.bases: dict[int, int] = {}
+        """Member -> tokens, with what is mapped ahead for it alone, less the clock."""
         self.total_tokens = 0
         """Tokens of all members together."""
         self._count = 0  # members that are awake
         self._hist = [0] * period
-        self._asleep: dict[int, int] = {}  # member -> clock at which its mapped units are full
+        self.asleep: dict[int, int] = {}
+        """Member -> the clock at which its mapped units are full."""
         self._mapped: dict[int, int] = {}  # the same members -> units mapped
         self._wakes: list[tuple[int, int]] = []
         self._orders: dict[int, int] = {}  # only with `ordered`
@@ -71,19 +73,19 @@ class Growth:
         )
 
     def __len__(self) -> int:
-        return len(self._base)
+        return len(self.bases)
 
     def __contains__(self, member: int) -> bool:
-        return member in self._base
+        return member in self.bases
 
     def tokens(self, member: int) -> int:
-        return self._base[member] + self._clock - self._ahead.get(member, 0)
+        return self.bases[member] + self._clock - self._ahead.get(member, 0)
 
     def mapped(self, member: int) -> int:
         """Units the member has: what its length and the lead need, or what it brought along."""
-        if member in self._asleep:
+        if member in self.asleep:
             return self._mapped[member]
-        return self._units(self._base[member] + self._clock + self._lead)
+        return self._units(self.bases[member] + self._clock + self._lead)
 
     def join(
         self,
@@ -105,23 +107,27 @@ class Growth:
             self._ahead[member] = ahead
             tokens += ahead
         base = tokens - self._clock
-        self._base[member] = base
+        self.bases[member] = base
         if self._buckets is not None:
             self._orders[member] = order
         spare = covered_tokens - self._lead - tokens
         if spare > 0 and mapped > self._units(tokens + self._lead):
             wake = self._clock + spare
-            self._asleep[member] = wake
+            self.asleep[member] = wake
             self._mapped[member] = mapped
             heapq.heappush(self._wakes, (wake, member))
         else:
-            self._count_in(member, base)
+            phase = base % self._period
+            self._hist[phase] += 1
+            self._count += 1
+            if self._buckets is not None:
+                self._buckets[phase][member] = order
 
     def leave(self, member: int) -> tuple[int, int]:
         """Forget a member; returns its (tokens, units)."""
         self.changes += 1
-        base = self._base.pop(member)
-        if self._asleep and self._asleep.pop(member, None) is not None:
+        base = self.bases.pop(member)
+        if self.asleep and self.asleep.pop(member, None) is not None:
             mapped = self._mapped.pop(member)
         else:
             mapped = self._units(base + self._clock + self._lead)
@@ -241,14 +247,14 @@ class Growth:
         """`steps` steps have been granted."""
         self.changes += 1
         self._clock += steps
-        self.total_tokens += len(self._base) * steps
+        self.total_tokens += len(self.bases) * steps
         if not self._wakes:
             return
         while self._wakes and self._wakes[0][0] <= self._clock:
             wake, member = heapq.heappop(self._wakes)
-            if self._asleep.get(member) == wake:
-                del self._asleep[member]
-                self._count_in(member, self._base[member])
+            if self.asleep.get(member) == wake:
+                del self.asleep[member]
+                self._count_in(member, self.bases[member])
                 self._mapped.pop(member, None)
 
     # -- inside -----------------------------------------------------------------------------------
@@ -261,7 +267,7 @@ class Growth:
             self._buckets[phase][member] = self._orders[member]
 
     def _next_wake(self) -> int:
-        wakes, asleep = self._wakes, self._asleep
+        wakes, asleep = self._wakes, self.asleep
         while wakes and asleep.get(wakes[0][1]) != wakes[0][0]:
             heapq.heappop(wakes)
         return wakes[0][0] if wakes else 1 << 60
@@ -269,8 +275,8 @@ class Growth:
     def _sleepers(self, steps: int) -> Iterator[int]:
         """Members that wake within the next `steps` steps."""
         end = self._clock + steps
-        return (member for member, wake in self._asleep.items() if wake < end)
+        return (member for member, wake in self.asleep.items() if wake < end)
 
     def _late(self, member: int, steps: int) -> int:
-        tokens = self._base[member] + self._clock + steps + self._lead
+        tokens = self.bases[member] + self._clock + steps + self._lead
         return self._units(tokens) - self._mapped[member]

@@ -19,7 +19,7 @@ newest: the one parked last; lowest: the lowest slot."""
 class SlotSet:
     """Slots 0 .. count - 1; each is held by a sequence or a record, empty, or parked."""
 
-    __slots__ = ("_adopt", "_by_size", "_empty", "count", "parked", "parked_units", "used")
+    __slots__ = ("_adopt", "_by_size", "_empty", "count", "empty", "parked", "parked_units", "used")
 
     def __init__(self, count: int, adopt: AdoptRule) -> None:
         self.count = count
@@ -28,13 +28,15 @@ class SlotSet:
         self.parked: OrderedDict[int, int] = OrderedDict()
         """Slot -> units mapped, the one that has been idle longest first."""
         self.parked_units = 0
+        self.empty = count
+        """Slots that nobody holds and nothing is mapped in, new ones included."""
         self._adopt = adopt
         self._empty: list[int] = []
         self._by_size: SortedList[tuple[int, int]] = SortedList()  # (units, slot)
 
     @property
     def any_empty(self) -> bool:
-        return bool(self._empty) or self.used < self.count
+        return self.empty > 0
 
     @property
     def idle(self) -> int:
@@ -43,6 +45,7 @@ class SlotSet:
 
     def take(self) -> int:
         """An empty slot: the one given up last, else a new one."""
+        self.empty -= 1
         if self._empty:
             return self._empty.pop()
         assert self.used < self.count, "no slot is empty: the caller did not check"
@@ -51,6 +54,7 @@ class SlotSet:
 
     def give(self, slot: int) -> None:
         """`slot` is held no more, and has nothing mapped."""
+        self.empty += 1
         self._empty.append(slot)
 
     def park(self, slot: int, units: int) -> None:

@@ -111,8 +111,10 @@ class Recorder:
         """Operations by phase and kind."""
         self.busy: list[Tick] = [0] * len(Phase)
         self.exposed: list[Tick] = [0] * len(Phase)
+        # The engine counts these itself, once a decision.
         self.steps = 0
         self.leaps = 0
+        """Runs of more than one step that were decided at once."""
         self.compute_ticks: Tick = 0
 
         self.decision_rows: list[tuple[int, int, Tick, str, str, int]] = []
@@ -222,12 +224,6 @@ class Recorder:
         self.decision_rows.append((index, step, now, decision, reason, bytes_short))
 
     # -- steps and memory work ---------------------------------------------------------------
-
-    def step(self, steps: int, compute: Tick) -> None:
-        """`steps` steps ran in one advance, `compute` ticks of compute altogether."""
-        self.steps += steps
-        self.leaps += steps > 1
-        self.compute_ticks += compute
 
     def work(self, phase: Phase, counts: list[int], busy: Tick) -> None:
         """Operations by kind, carried out in `busy` ticks of the memory worker."""
