@@ -7,13 +7,6 @@ from math import sqrt
 from vtsim.request import Tick
 
 
-def span(first: Tick, slope: Tick, start: int, steps: int) -> Tick:
-    """Ticks that steps `start` .. `start + steps - 1` take together."""
-    if steps <= 0:
-        return 0
-    return steps * first + slope * (start * steps + steps * (steps - 1) // 2)
-
-
 def steps_until(gap: Tick, first: Tick, slope: Tick, at_most: int) -> int:
     """The most steps, from step 0 on and up to `at_most`, that end before `gap` ticks are over."""
     if gap <= 0 or at_most <= 0:
@@ -25,8 +18,8 @@ def steps_until(gap: Tick, first: Tick, slope: Tick, at_most: int) -> int:
     # n * first + slope * n * (n - 1) / 2 < gap, solved for n in floats, then corrected in integers.
     b = 2 * first - slope
     n = min(at_most, int((sqrt(float(b * b + 8 * slope * gap)) - b) / (2 * slope)))
-    while n > 0 and span(first, slope, 0, n) >= gap:
+    while n > 0 and n * first + slope * (n * (n - 1) // 2) >= gap:
         n -= 1
-    while n < at_most and span(first, slope, 0, n + 1) < gap:
+    while n < at_most and (n + 1) * first + slope * ((n + 1) * n // 2) < gap:
         n += 1
     return n

@@ -234,7 +234,9 @@ class Scheduler:
                 tokens = budget
             held = whole = match.tokens + tokens
             if self._ahead:
-                whole = max(held, min(seq.prompt_tokens + self._ahead, self._max_model_len))
+                whole = seq.prompt_tokens + self._ahead
+                if whole > self._max_model_len:
+                    whole = max(held, self._max_model_len)
             plan = self.policy.create(seq, match, tokens, whole)
             if isinstance(plan, Shortage):
                 return plan
