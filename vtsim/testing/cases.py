@@ -7,6 +7,7 @@ Hypothesis. Nothing here judges: see `vtsim.testing.conformance`.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
@@ -20,12 +21,16 @@ from vtsim.metrics.recorder import Recorder
 from vtsim.ports import DriverCall, Executor, MemoryPolicy, MemoryTimes
 from vtsim.request import Trace
 from vtsim.spec import KVLayout
+from vtsim.testing.contracts import ContractError
 from vtsim.testing.toys import Ask, ToyExecutor, ToyTimes, make_trace, toy_device, toy_model
+from vtsim.testing.watch import RUN_SECONDS, at_most
 
 TOKENS_AND_CHUNKS = ((32, 1), (128, 15), (64, 3), (4, 1), (1, 1), (2, 3))
 """So many tokens fill so many chunks exactly: Yi-6B, Yi-34B, Yi-9B, Llama-2-7B, and larger ones."""
 
 TICKS_PER_MS = 10**9
+DECISIONS_A_TOKEN = 20
+"""A run may ask its policy so often for every token of its trace, recomputed ones included."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,11 @@ class Case:
     def limit_bytes(self, kv: KVLayout) -> int:
         return self.limit_tokens * kv.token_bytes + self.limit_units * kv.unit_bytes
 
+    @property
+    def tokens(self) -> int:
+        """All prompts and answers together."""
+        return int(self.trace.prompt_tokens.sum() + self.trace.output_tokens.sum())
+
     def __repr__(self) -> str:
         rows = list(
             zip(
@@ -71,6 +81,32 @@ class Case:
             f"limit {self.limit_tokens} tokens + {self.limit_units} units, {self.slots} slots, "
             f"{self.limits}, {self.executor})"
         )
+
+
+class Patient:
+    """A policy that is asked only so often: a run that needs more decisions goes in circles.
+
+    Everything it does not define is the policy's.
+    """
+
+    def __init__(self, policy: Any, most: int) -> None:
+        self.policy = policy
+        self._left = self._most = most
+        self.create = self._counted(policy.create)
+        self.extend_prompt = self._counted(policy.extend_prompt)
+        self.extend = self._counted(policy.extend)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def _counted(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            self._left -= 1
+            if self._left < 0:
+                raise ContractError("progress", f"no end after {self._most:,} decisions")
+            return ask(*arguments)
+
+        return counted
 
 
 @dataclass(frozen=True)
@@ -96,7 +132,7 @@ class Ran:
         taken singly is not in it, and calls only where there are some."""
         seen: dict[str, object] = {
             name: _plain(getattr(self.recorder, name))
-            for name in Recorder.__slots__
+            for name in (*Recorder.__slots__, "samples")
             if name != "leaps" and not name.startswith("_")
         }
         if self.calls:
@@ -125,7 +161,7 @@ def run_case(
 
     `fail_at`: the backend refuses that operation, counted from 0 from the set-up on; the policy
     then runs in a `journal`, step by step. Closes the backend: a leak is an error. Raises
-    CapacityError if the set-up itself is refused.
+    CapacityError if the set-up itself is refused, ContractError where the run goes in circles.
     """
     kv = case.kv_layout(policy)
     limit = case.limit_bytes(kv)
@@ -141,7 +177,10 @@ def run_case(
         raise CapacityError(f"the set-up is {receipt.short_bytes} bytes short")
     leap = leap and fail_at is None
     limits = replace(case.limits, leap=leap, check=check, max_model_len=case.max_model_len)
-    Engine(case.trace, served, backend, case.executor, case.times, recorder, limits).run()
+    patient: Any = Patient(served, 20_000 + DECISIONS_A_TOKEN * case.tokens)
+    engine = Engine(case.trace, patient, backend, case.executor, case.times, recorder, limits)
+    with at_most(RUN_SECONDS, "the run"):
+        engine.run()
     backend.close()
     return Ran(getattr(served, "policy", served), recorder, backend, tuple(backend.calls()))
 

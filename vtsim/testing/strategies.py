@@ -7,16 +7,15 @@ The only module of vtsim that needs Hypothesis. `machine(make)` is a RuleBasedSt
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from vtsim.plan import Keep
 from vtsim.request import Trace
 from vtsim.testing.cases import TOKENS_AND_CHUNKS, Case, random_case, random_trace
-from vtsim.testing.driver import MakePolicy, PolicyDriver
-from vtsim.testing.toys import Ask, make_trace
+from vtsim.testing.driver import MakePolicy
+from vtsim.testing.walk import Walk
 
 
 def traces(requests: int = 25) -> st.SearchStrategy[Trace]:
@@ -34,10 +33,14 @@ def cases(requests: int = 25) -> st.SearchStrategy[Case]:
 
 
 def machine(make: MakePolicy) -> type[RuleBasedStateMachine]:
-    """All calls of one policy in any order, checked after each by `PolicyDriver`."""
+    """All calls of one policy in any order, checked after each by `PolicyDriver`.
+
+    The class's `last` is the walk of the latest example: of the failing one, if it has failed.
+    """
 
     class PolicyMachine(RuleBasedStateMachine):
-        driver: PolicyDriver
+        last: ClassVar[Walk | None] = None
+        walk: Walk
 
         @initialize(
             tokens_in_chunks=st.sampled_from(TOKENS_AND_CHUNKS),
@@ -47,95 +50,60 @@ def machine(make: MakePolicy) -> type[RuleBasedStateMachine]:
             slots=st.sampled_from((1000, 2, 5)),
         )
         def set_up(self, **numbers: Any) -> None:
-            case = Case(make_trace([Ask(0, 1, 1)]), **numbers)
-            self.driver = PolicyDriver(make, case)
+            type(self).last = None
+            self.walk = type(self).last = Walk(make, numbers)
 
         @rule(
             prompt=st.integers(1, 150),
             like=st.integers(-1, 20),
             alike=st.integers(1, 150),
-            naming=st.sampled_from(((True, False), (True, True), (False, False))),
+            known=st.sampled_from((1, 1, 0)),
+            output=st.integers(0, 1),
             tokens=st.sampled_from((1000, 40, 16, 1)),
             whole=st.sampled_from((0, 1, 10)),
-            matching=st.sampled_from((True, True, True, False)),
-            undo=st.booleans(),
+            matching=st.sampled_from((1, 1, 1, 0)),
+            undo=st.integers(0, 1),
         )
-        def create(
-            self,
-            prompt: int,
-            like: int,
-            alike: int,
-            naming: tuple[bool, bool],
-            tokens: int,
-            whole: int,
-            matching: bool,
-            undo: bool,
-        ) -> None:
-            driver = self.driver
-            prompt = min(prompt, driver.max_model_len - 1)
-            seq = driver.new_sequence(prompt, like, alike, *naming)
-            whole = prompt + whole if whole else 0
-            # What needs no plan cannot be undone: it is granted at once.
-            if not (undo and driver.create(seq, tokens, whole, matching=matching, undo=True)):
-                driver.create(seq, tokens, whole, matching=matching)
+        def create(self, **numbers: int) -> None:
+            self.walk.do("create", **numbers)
 
-        @precondition(lambda self: self.driver.gone)
+        @precondition(lambda self: self.walk.driver.gone)
         @rule(which=st.integers(0, 20), tokens=st.sampled_from((1000, 16)))
-        def come_back(self, which: int, tokens: int) -> None:
-            gone = self.driver.gone
-            seq = gone[which % len(gone)]
-            if self.driver.create(seq, tokens, seq.prompt_tokens + 2):
-                gone.remove(seq)
+        def come_back(self, **numbers: int) -> None:
+            self.walk.do("come_back", **numbers)
 
-        @precondition(lambda self: self.unfinished)
-        @rule(which=st.integers(0, 20), tokens=st.integers(1, 100), undo=st.booleans())
-        def extend_prompt(self, which: int, tokens: int, undo: bool) -> None:
-            index = self.unfinished[which % len(self.unfinished)]
-            if not (undo and self.driver.extend_prompt(index, tokens, undo=True)):
-                self.driver.extend_prompt(index, tokens)
+        @precondition(lambda self: self.walk.unfinished)
+        @rule(which=st.integers(0, 20), tokens=st.integers(1, 100), undo=st.integers(0, 1))
+        def extend_prompt(self, **numbers: int) -> None:
+            self.walk.do("extend_prompt", **numbers)
 
-        @precondition(lambda self: self.driver.batch.decoding)
-        @rule(steps=st.sampled_from((1, 1, 2, 7, 33, 80)), undo=st.booleans())
-        def extend(self, steps: int, undo: bool) -> None:
-            if not (undo and self.driver.extend(steps, undo=True)):
-                self.driver.extend(steps)
+        @precondition(lambda self: self.walk.driver.batch.decoding)
+        @rule(steps=st.sampled_from((1, 1, 2, 7, 33, 80)), undo=st.integers(0, 1))
+        def extend(self, **numbers: int) -> None:
+            self.walk.do("extend", **numbers)
 
-        @precondition(lambda self: self.driver.running)
+        @precondition(lambda self: self.walk.driver.running)
         @rule(
-            which=st.integers(0, 20),
-            keep=st.sampled_from((Keep.RECORD, Keep.RECORD, Keep.NONE)),
-            comes_back=st.booleans(),
+            which=st.integers(0, 20), keep=st.sampled_from((1, 1, 0)), comes_back=st.integers(0, 1)
         )
-        def release(self, which: int, keep: Keep, comes_back: bool) -> None:
-            running = list(self.driver.running)
-            self.driver.release(running[which % len(running)], keep, comes_back=comes_back)
+        def release(self, **numbers: int) -> None:
+            self.walk.do("release", **numbers)
 
-        @precondition(lambda self: self.driver.running)
-        @rule(comes_back=st.booleans())
-        def preempt(self, comes_back: bool) -> None:
-            victim = self.driver.placed.policy.select_victim(self.driver.batch)
-            if victim is not None:
-                self.driver.release(victim.index, Keep.RECORD, comes_back=comes_back)
+        @precondition(lambda self: self.walk.driver.running)
+        @rule(comes_back=st.integers(0, 1))
+        def preempt(self, **numbers: int) -> None:
+            self.walk.do("preempt", **numbers)
 
-        @rule(running=st.booleans())
-        def retire(self, running: bool) -> None:
-            self.driver.retire(running)
+        @rule(running=st.integers(0, 1))
+        def retire(self, **numbers: int) -> None:
+            self.walk.do("retire", **numbers)
 
         @rule(percent=st.sampled_from((100, 100, 90, 50, 10, 0)))
-        def set_limit(self, percent: int) -> None:
-            self.driver.set_limit(self.driver.placed.limit_bytes * percent // 100)
-
-        @property
-        def unfinished(self) -> list[int]:
-            decoding = self.driver.batch.decoding
-            return [index for index in self.driver.running if index not in decoding]
-
-        @invariant()
-        def books_agree(self) -> None:
-            self.driver.check()
+        def set_limit(self, **numbers: int) -> None:
+            self.walk.do("set_limit", **numbers)
 
         def teardown(self) -> None:
-            if hasattr(self, "driver"):
-                self.driver.finish()
+            if hasattr(self, "walk"):
+                self.walk.finish()
 
     return PolicyMachine
