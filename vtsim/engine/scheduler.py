@@ -200,7 +200,8 @@ class Scheduler:
             if len(running) >= self._max_num_seqs:
                 return self._explain_wait(live, "max_num_seqs", 0)
             seq.order = self._orders
-            match = self.policy.match(seq) if seq.content else NO_MATCH
+            known = seq.content or self._keep_victims is Keep.SWAP  # swapped: whatever its name
+            match = self.policy.match(seq) if known else NO_MATCH
             refusal = self._create(live, match, budget)
             if refusal is not None and match.tokens and not (running or self.running):
                 match = NO_MATCH  # alone and still refused: what the match pins may be in the way
