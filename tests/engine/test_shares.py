@@ -47,19 +47,25 @@ def test_static_parts_are_limits_and_equal_parts_of_the_rest() -> None:
 
 
 def test_floors_are_one_sequence_and_ceilings_leave_them_to_others() -> None:
-    assert elastic(100, claimants((10, None), (20, None))) == [Share(10, 80), Share(20, 90)]
-    assert elastic(100, claimants((10, 50), (20, 15))) == [Share(10, 50), Share(15, 15)]
+    assert elastic(100, claimants((10, None), (20, None))) == [Share(10, 80, 50), Share(20, 90, 50)]
+    assert elastic(100, claimants((10, 50), (20, 15))) == [Share(10, 50, 50), Share(15, 15, 15)]
     # Limits may be more together than there is: they are what one may hold at some time.
-    assert elastic(100, claimants((10, 90), (20, 90))) == [Share(10, 80), Share(20, 90)]
+    both = elastic(100, claimants((10, 90), (20, 90)))
+    assert both == [Share(10, 80, 50), Share(20, 90, 50)]
     with pytest.raises(CapacityError, match="t1: its limit"):
         elastic(100, claimants((10, None), (20, 101)))
 
 
+def test_parts_are_equal_but_for_who_may_not_hold_as_much() -> None:
+    limits = ((5, 20), (5, None), (5, None))
+    assert [share.part_bytes for share in elastic(100, claimants(*limits))] == [20, 40, 40]
+
+
 def test_floors_that_do_not_fit_shrink_in_proportion() -> None:
     # One third of each: 90 of the first, and 10 of the second, make 100.
-    assert elastic(100, claimants((90, None), (30, None))) == [Share(30, 90), Share(10, 70)]
+    assert elastic(100, claimants((90, None), (30, None))) == [Share(30, 90, 50), Share(10, 70, 50)]
     # One that fits by itself only leaves no floor to others.
-    assert elastic(100, claimants((100, None), (30, None))) == [Share(0, 100), Share(0, 100)]
-    assert elastic(100, claimants((500, None), (500, None))) == [Share(0, 100), Share(0, 100)]
+    assert elastic(100, claimants((100, None), (30, None))) == [Share(0, 100, 50)] * 2
+    assert elastic(100, claimants((500, None), (500, None))) == [Share(0, 100, 50)] * 2
     # What fits together is whole.
-    assert elastic(100, claimants((60, None), (40, None))) == [Share(60, 60), Share(40, 40)]
+    assert elastic(100, claimants((60, None), (40, None))) == [Share(60, 60, 60), Share(40, 40, 40)]

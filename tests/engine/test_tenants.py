@@ -311,15 +311,6 @@ def test_granting_what_others_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> 
         share(hogs(40), hogs(40))
 
 
-def test_taking_of_a_floor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_of_it(self: Grants, giver: Any) -> int:
-        return int(giver.account.held)
-
-    monkeypatch.setattr(Grants, "_offer", all_of_it)
-    with pytest.raises(VtsimError):
-        share(hogs(40, output=90), hogs(40, output=90), check=True)
-
-
 def test_memory_that_nobody_booked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vtsim.engine.grants.Account.book", lambda self, taken, done: None)
     with pytest.raises(InvariantError, match="tenant-is-accounted"):

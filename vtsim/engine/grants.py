@@ -50,6 +50,8 @@ class Account:
     held: int = 0
     granted: int = 0
     """The limit that its policy was given last."""
+    short: bool = False
+    """When it decided last, somebody was not admitted for want of memory, and none is coming."""
     claim: int = 0
     """It is to be able to hold so much: nobody else takes of it."""
     leaving: list[tuple[Tick, int]] = field(default_factory=list)
@@ -111,7 +113,7 @@ class Grants:
         account = tenant.account
         if self._first is tenant:
             self._first = None
-        account.claim = 0
+        account.claim, account.short = 0, False
         for other in self.tenants:
             leaving = other.account.leaving
             if leaving and leaving[0][0] <= now:
@@ -144,15 +146,25 @@ class Grants:
             )
         account.granted = limit
 
-    def hold_back(self, tenant: TenantEngine, now: Tick) -> bool:
-        """While somebody else is the first of those that wait, nobody new is admitted from what
-        that one waits for: the limit is lowered, until `let_go`. Who runs may go on."""
+    def hold_back(self, tenant: TenantEngine, now: Tick, alone: bool) -> bool:
+        """Lower the limit under which `tenant` admits, until `let_go`; False if there is no reason
+        to. Who runs may go on, but nobody new is admitted
+
+        - beyond its part while something of it runs, if somebody else is short who holds less than
+          theirs;
+        - from what the first of those waits for who have nothing running."""
+        account = tenant.account
+        others = [other.account for other in self.tenants if other is not tenant]
+        most = account.granted
+        if not alone and any(o.short and o.held < o.share.part_bytes for o in others):
+            most = min(most, account.share.part_bytes)
         first = self._first
-        if first is None or first is tenant or not tenant.account.gives:
+        if first is not None and first is not tenant:
+            own = max(first.account.kept(now), first.account.claim)
+            most = min(most, self._left_for(tenant, now) - max(0, self._wanted - own))
+        if not account.gives or most >= account.granted:
             return False
-        own = max(first.account.kept(now), first.account.claim)
-        left = self._left_for(tenant, now) - max(0, self._wanted - own)
-        self._set_limit(tenant, left)
+        self._set_limit(tenant, most)
         return True
 
     def let_go(self, tenant: TenantEngine, now: Tick) -> None:

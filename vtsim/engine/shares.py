@@ -35,6 +35,8 @@ class Share:
 
     floor_bytes: int
     ceiling_bytes: int
+    part_bytes: int = 0
+    """Its equal part: beyond it, it borrows from those who do not need theirs."""
 
 
 def shared_bytes(budgets: Sequence[Budget], opts: ReplayOptions) -> int:
@@ -76,7 +78,8 @@ def split(shared: int, claimants: Sequence[Claimant]) -> list[Share]:
 def elastic(shared: int, claimants: Sequence[Claimant]) -> list[Share]:
     """For policies that give back: a floor is what one sequence of `max_model_len` needs, or the
     limit if that is less. Where that is too much together, floors shrink in proportion until
-    everyone's need fits beside the others' floors. A ceiling is the limit, and leaves those."""
+    everyone's need fits beside the others' floors. A ceiling is the limit, and leaves those. A
+    part is an equal one; what ceilings leave of theirs goes to the others."""
     for claimant in claimants:
         if claimant.limit_bytes is not None and claimant.limit_bytes > shared:
             raise CapacityError(
@@ -94,7 +97,13 @@ def elastic(shared: int, claimants: Sequence[Claimant]) -> list[Share]:
         int(part * need) // c.unit_bytes * c.unit_bytes
         for need, c in zip(needs, claimants, strict=True)
     ]
-    return [
-        Share(floor, min(limit, shared - (sum(floors) - floor)))
+    ceilings = [
+        min(limit, shared - (sum(floors) - floor))
         for floor, limit in zip(floors, limits, strict=True)
     ]
+    parts = [0] * len(claimants)
+    rest = shared
+    for left, order in enumerate(sorted(range(len(parts)), key=lambda o: (ceilings[o], o))):
+        parts[order] = min(ceilings[order], rest // (len(parts) - left))
+        rest -= parts[order]
+    return [Share(*each) for each in zip(floors, ceilings, parts, strict=True)]

@@ -169,22 +169,28 @@ class TenantEngine(Engine):
         """Record what held until now."""
         self._grants.sample(self if self.ended < 0 else None, now)
 
+    @property
+    def _alone(self) -> bool:
+        """Nothing of it runs."""
+        return not (self.batch.running or self.running)
+
     def _create(self, live: Live, match: Match, budget: int) -> Shortage | None:
-        if not self._grants.hold_back(self, self.now):
-            return super()._create(live, match, budget)
+        held_back = self._grants.hold_back(self, self.now, self._alone)
         refusal = super()._create(live, match, budget)
-        self._grants.let_go(self, self.now)
-        self._held_back = refusal is not None
+        if held_back:
+            self._grants.let_go(self, self.now)
+        if refusal is not None:
+            self._held_back = held_back
         return refusal
 
     def _comes(self, shortage: Shortage) -> bool:
         if self._released and shortage.will_clear:
             return False  # its own is on its way
-        alone = not (self.batch.running or self.running)
         if self._held_back:  # others are before it
-            at = NEVER if alone else REFUSED
+            at = NEVER if self._alone else REFUSED
         else:
-            at = self._grants.ask(self, shortage, self.now, alone)
+            at = self._grants.ask(self, shortage, self.now, self._alone)
+        self.account.short = at in (REFUSED, NEVER) and shortage.nbytes > 0
         if at == REFUSED:
             return False
         self._awaited = max(self._awaited, at)
