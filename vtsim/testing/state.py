@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 from sortedcontainers import SortedDict, SortedList
 
-DERIVED = frozenset({"Growth._wakes", "Growth.changes", "VTensorPolicy._foreseen"})
+DERIVED = frozenset(
+    {
+        *("Growth._wakes", "Growth.changes", "VTensorPolicy._foreseen"),
+        *("VTensorPolicy._creates", "VTensorPolicy._extends", "VTensorPolicy._retires"),
+    }
+)
 """Attributes, as `Class.name`, that are no state: they follow from others, or remember an answer.
 A pure call may write to them."""
 
