@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import vtsim
-from vtsim.cli import calibrate, doctor, explain, gpus, models, policies, policy, replay
+from vtsim.cli import calibrate, diff, doctor, explain, gpus, models, policies, policy, replay
 
 USAGE_ERROR = 2
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("replay")(replay.replay)
 app.command("explain")(explain.explain)
+app.command("diff")(diff.diff)
 app.command("policies")(policies.policies)
 app.add_typer(policy.app, name="policy")
 app.command("models")(models.models)

@@ -33,6 +33,7 @@ _COLUMNS = {
         *("preemptions", "hit_tokens", "ideal_hit_tokens", "queue_s", "ttft_s", "tpot_s", "e2e_s"),
     ),
     "decisions": ("policy", "request", "step", "time_s", "decision", "reason", "bytes_short"),
+    "timeline": ("policy", "time_s", "free"),
 }
 REJECTIONS = {
     "max_model_len": "prompt + output exceed max_model_len",
@@ -45,7 +46,7 @@ def explain(folder: Path, request: str, policy: str | None = None) -> Iterator[s
 
     Raises `ConfigError`: no saved run, no such policy or request.
     """
-    requests, decisions = _read(folder, "requests"), _read(folder, "decisions")
+    requests, decisions = read_table(folder, "requests"), read_table(folder, "decisions")
     policies = list(dict.fromkeys(requests["policy"]))
     if policy is not None:
         if policy not in policies:
@@ -65,7 +66,8 @@ def explain(folder: Path, request: str, policy: str | None = None) -> Iterator[s
         yield from _story(label, row, made.sort_values("time_s", kind="stable"))
 
 
-def _read(folder: Path, table: str) -> pd.DataFrame:
+def read_table(folder: Path, table: str) -> pd.DataFrame:
+    """A table of a saved run. Raises `ConfigError`: it is not there, or no such table."""
     import pandas as pd
 
     path = folder / f"{table}.parquet"
