@@ -24,6 +24,7 @@ from vtsim.plan import (
     KINDS,
     NO_MATCH,
     NOTHING,
+    EqualPlans,
     Keep,
     Match,
     MemoryUsage,
@@ -174,6 +175,11 @@ class VTensorPolicy(Policy):
         retain = options.retain_bytes
         self._retain_units = (limit_bytes // 20 if retain is None else retain) // kv.unit_bytes
         self._placed = Placement(kv.arenas, kv.chunk_bytes) if self.placement else None
+        # Most plans map pooled units, or unmap: equal ones are one object.
+        alike = kv.arenas, kv.chunk_bytes
+        self._creates = EqualPlans(Phase.CREATE, OpKind.MAP, *alike)
+        self._extends = EqualPlans(Phase.EXTEND, OpKind.MAP, *alike)
+        self._retires = EqualPlans(Phase.RETIRE, OpKind.UNMAP, *alike)
         if self._slots.count < 1:
             raise ConfigError(
                 f"one slot of {kv.slot_bytes} B does not fit {device.va_bytes} B of addresses"
@@ -255,22 +261,28 @@ class VTensorPolicy(Policy):
         no_slot = 0 if parked or empty else self._slot_shortage(None)
         if missing > 0 or no_slot:
             return self._no_room(missing, no_slot)
-        plan = Plan(CREATING, None, self._chunk_bytes)
         if self._foresees:
             self._prefixes.admitted(seq.index)
-        mapped = 0
-        if parked:
-            slot, mapped = slots.adopt(units)
-            self._own_units += mapped
+        if empty and not parked and units <= pool.pooled and self._placed is None:
+            pool.take(units)
+            self._own_units += units
+            plan, slot, mapped = self._creates[units], slots.take(), units
+            vtensor = VTensor(slot, None, 0, units, tokens)
         else:
-            slot = slots.take() if empty else self._new_slot(plan, None)
-        self._vset[seq.index] = vtensor = VTensor(slot, None, 0, mapped, tokens)
-        if mapped < units:
+            plan, mapped = Plan(CREATING, None, self._chunk_bytes), 0
+            if parked:
+                slot, mapped = slots.adopt(units)
+                self._own_units += mapped
+            else:
+                slot = slots.take() if empty else self._new_slot(plan, None)
+            vtensor = VTensor(slot, None, 0, mapped, tokens)
             self._map(plan, vtensor, units, None)
+            self._close(plan)
+        self._vset[seq.index] = vtensor
         self._still_tokens += tokens
         if complete:
             self._decode(seq, vtensor, mapped > units or self._uneven)
-        return plan if self._placed is None else self._close(plan)
+        return plan
 
     def _no_room(self, missing: int, no_slot: int) -> Shortage:
         return Shortage(
@@ -374,6 +386,11 @@ class VTensorPolicy(Policy):
         fits = need <= pool.available
         if not fits and need > self._reach():
             return self._shortage(need - self._reach())
+        if steps == 1 and need <= pool.pooled and self._placed is None:
+            pool.take(need)
+            self._own_units += need
+            growth.advance(1)
+            return self._extends[need]
         plan = Plan(EXTENDING, None, self._chunk_bytes, 0, steps)
         if fits and steps > 1 and (foreseen or steps <= growth.until_wake()):
             new, last = need - pool.pooled, growth.last(steps)
@@ -453,7 +470,9 @@ class VTensorPolicy(Policy):
             if not ended:
                 return NOTHING
             del self._leaving[: len(ended)]
-        plan = Plan(RETIRING, None, self._chunk_bytes)
+        plan: Plan | None = None
+        unmapped = 0
+        plain = self._placed is None and self._keeps_all and not self._parks
         for leaving in ended:
             vtensor = leaving.vtensor
             own = vtensor.mapped - vtensor.shared
@@ -462,15 +481,20 @@ class VTensorPolicy(Policy):
             self._leaving_mapped -= vtensor.mapped
             self._shared_units -= vtensor.shared
             self._still_tokens -= vtensor.tokens
-            if leaving.content and self._record(plan, vtensor, leaving.content):
+            if plain and vtensor.leaf is None and not leaving.content:
+                unmapped += own
+                self._pool.give(own)
+                self._slots.give(vtensor.slot)
                 continue
-            if vtensor.leaf is None and not self._parks:
-                self._unmap_all(plan, vtensor.slot, own, own)
-            else:
+            if plan is None:
+                plan = Plan(RETIRING, None, self._chunk_bytes)
+            if not (leaving.content and self._record(plan, vtensor, leaving.content)):
                 self._let_go(plan, vtensor)
-        if not self._keeps_all:
-            self._retain(plan)
-        return plan if self._placed is None else self._close(plan)
+        if plan is None:
+            return self._retires[unmapped]
+        plan.counts[UNMAP] += unmapped * self._arenas
+        self._retain(plan)
+        return self._close(plan)
 
     def _record(self, plan: Plan, vtensor: VTensor, content: tuple[Run, ...]) -> bool:
         """Keep what is known of a vTensor's content for later matches; the rest is pooled."""
@@ -538,6 +562,8 @@ class VTensorPolicy(Policy):
 
     def _retain(self, plan: Plan) -> None:
         """Give back what lazy deallocation may not keep."""
+        if self._keeps_all:
+            return
         most = 0 if self.options.retain == "none" else self._retain_units
         while True:
             excess = self._idle_units() - most

@@ -6,6 +6,7 @@ present only when placement is on: for `--log`, `--check`, fault injection and r
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -84,6 +85,8 @@ class Plan:
     last: list[int] | None = None
     """What falls due in the last of them; None: `counts`, []: nothing."""
     operations: tuple[Operation, ...] = ()
+    busy: int = -1
+    """Ticks of its operations, where the memory worker has asked before; -1: it has not."""
 
     def __init__(
         self,
@@ -109,6 +112,13 @@ class Plan:
         counts = {OpKind(k).name: n for k, n in enumerate(self.counts) if n}
         return f"Plan({self.phase.name}, {counts}, steps={self.steps})"
 
+    def copy(self) -> Plan:
+        """One of its own to write to."""
+        copied = copy(self)
+        copied.counts = list(self.counts)
+        copied.busy = -1
+        return copied
+
     @property
     def empty(self) -> bool:
         return not any(self.counts)
@@ -120,6 +130,24 @@ class Plan:
         return (counts[OpKind.CREATE] - counts[OpKind.DESTROY]) * self.chunk_bytes + (
             counts[OpKind.ALLOCATE] - counts[OpKind.DEALLOCATE]
         ) * self.allocation_bytes
+
+
+class EqualPlans(dict[int, Plan]):
+    """Units -> the plan of one phase that does one kind of operation to them, in each arena.
+
+    Equal plans are one object here: never write to one (`Plan.copy`).
+    """
+
+    def __init__(self, phase: Phase, kind: OpKind, arenas: int, chunk_bytes: int) -> None:
+        super().__init__()
+        self._made_of = phase, kind, arenas, chunk_bytes
+
+    def __missing__(self, units: int) -> Plan:
+        phase, kind, arenas, chunk_bytes = self._made_of
+        plan = Plan(phase, None, chunk_bytes)
+        plan.counts[kind] = units * arenas
+        self[units] = plan
+        return plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from vtsim.request import Tick
 class MemoryWorker:
     """Busy until `free_at`; `_spans` are plans that may still run at the next launch."""
 
-    __slots__ = ("_count", "_recorder", "_spans", "free_at", "needed_at")
+    __slots__ = ("_count", "_random", "_recorder", "_spans", "free_at", "needed_at")
 
     def __init__(self, times: MemoryTimes, recorder: Recorder) -> None:
         self._count = times.counts
+        self._random = times.random
         self._recorder = recorder
         self.free_at: Tick = 0
         self.needed_at: Tick = 0
@@ -32,22 +33,32 @@ class MemoryWorker:
 
     def submit(self, plan: Plan, now: Tick, needed: bool = True) -> None:
         """Queue `plan` at `now`. `needed`: the next launch waits for it."""
-        counts, phase = plan.counts, plan.phase
-        busy = self._count(counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes)
+        phase, busy = plan.phase, plan.busy
+        if busy < 0:
+            busy = self._time(plan)
         start = self.free_at
         if start <= now:
             start = now
             self._spans.clear()
         self.free_at = free_at = start + busy
-        self._recorder.work(phase, counts, busy)
+        self._recorder.work(phase, plan.counts, busy)
         self._spans.append((start, free_at, phase))
         if needed:
             self.needed_at = free_at
 
     def hide(self, plan: Plan) -> None:
         """Account for a plan that is done before anything asks for it."""
-        counts = plan.counts
-        self._recorder.work(plan.phase, counts, self._count(counts, 0, 0, 0))
+        busy = plan.busy if plan.busy >= 0 else self._time(plan)
+        self._recorder.work(plan.phase, plan.counts, busy)
+
+    def _time(self, plan: Plan) -> Tick:
+        """Ticks of a plan's operations. Drawn ones differ each time."""
+        busy = self._count(
+            plan.counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes
+        )
+        if not self._random:
+            plan.busy = busy
+        return busy
 
     def leap(self, plan: Plan, last_submit: Tick) -> None:
         """Account for a plan over steps all of whose memory work compute hides; what its last step

@@ -163,8 +163,7 @@ class Chosen:
         if isinstance(plan, Shortage):
             return plan
         if swapped is not None:
-            if plan is NOTHING:
-                plan = Plan(Phase.CREATE)
+            plan = Plan(Phase.CREATE) if plan is NOTHING else plan.copy()
             plan.operations += self._move(plan, SWAP_IN, seq, swapped)
         self._host.drop(seq.index)
         self._granted(seq, held)
@@ -197,6 +196,7 @@ class Chosen:
         plan = self.inner.release(known, Keep.RECORD if seq.content else Keep.NONE, step)
         if swapped is None or plan is NOTHING:
             return out if swapped is not None else plan
+        plan = plan.copy()
         plan.counts = [a + b for a, b in zip(out.counts, plan.counts, strict=True)]
         plan.swapped_bytes += out.swapped_bytes
         plan.operations = out.operations + plan.operations
