@@ -233,6 +233,24 @@ def test_all_that_is_missing_is_given_or_nothing() -> None:
     assert run.summary["requests"]["completed"] == 7
 
 
+def test_who_is_short_of_an_equal_part_is_let_in_before_who_is_beyond_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Small requests come all the time and would take whatever is freed; large ones come later."""
+    small = make_trace([Ask(n * S // 2000, 60, 60) for n in range(600)])
+    large = make_trace([Ask(S // 20, 260, 30) for _ in range(12)])
+
+    def waited() -> list[float]:
+        (run,) = share(small, large)
+        assert run.summary["requests"]["completed"] == 612
+        return [float(own.requests["queue_s"].mean()) for own in run.runs]
+
+    fair = waited()
+    monkeypatch.setattr(Grants, "admission_limit", lambda self, tenant, now, alone: None)
+    first_come = waited()
+    assert fair[1] < first_come[1] / 2
+
+
 @pytest.mark.parametrize("policy", ("paged", "radix"))
 def test_static_pools_keep_what_they_took(policy: str) -> None:
     (run,) = share(hogs(20), hogs(2, at=S), (policy,), settings=None)

@@ -47,6 +47,7 @@ class Account:
     """False: its policy took its memory at set-up, and keeps it."""
     fixed_bytes: int
     """Weights, workspace and context."""
+    token_bytes: int
     held: int = 0
     granted: int = 0
     """The limit that its policy was given last."""
@@ -68,6 +69,10 @@ class Account:
             if nbytes > taken:
                 leaving.append((when, nbytes - taken))
             taken -= nbytes
+
+    def bytes_of(self, tokens: int) -> int:
+        """Memory of so many tokens of one sequence, in whole units."""
+        return -(-tokens * self.token_bytes // self.unit_bytes) * self.unit_bytes
 
     def kept(self, at: Tick) -> int:
         """What it holds, has not quite given up, or is sure of, at `at`."""
@@ -146,30 +151,28 @@ class Grants:
             )
         account.granted = limit
 
-    def hold_back(self, tenant: TenantEngine, now: Tick, alone: bool) -> bool:
-        """Lower the limit under which `tenant` admits, until `let_go`; False if there is no reason
-        to. Who runs may go on, but nobody new is admitted
+    def admission_limit(self, tenant: TenantEngine, now: Tick, alone: bool) -> int | None:
+        """The most that `tenant` may use when it admits somebody new; None: as much as it can.
 
-        - beyond its part while something of it runs, if somebody else is short who holds less than
+        - its part, while something of it runs and somebody else is short who holds less than
           theirs;
-        - from what the first of those waits for who have nothing running."""
-        account = tenant.account
+        - what the first of those does not wait for who have nothing running."""
+        if not tenant.account.gives:
+            return None
+        limits = []
         others = [other.account for other in self.tenants if other is not tenant]
-        most = account.granted
         if not alone and any(o.short and o.held < o.share.part_bytes for o in others):
-            most = min(most, account.share.part_bytes)
+            limits.append(tenant.account.share.part_bytes)
         first = self._first
         if first is not None and first is not tenant:
             own = max(first.account.kept(now), first.account.claim)
-            most = min(most, self._left_for(tenant, now) - max(0, self._wanted - own))
-        if not account.gives or most >= account.granted:
-            return False
-        self._set_limit(tenant, most)
-        return True
+            limits.append(self._left_for(tenant, now) - max(0, self._wanted - own))
+        return min(limits, default=None)
 
-    def let_go(self, tenant: TenantEngine, now: Tick) -> None:
-        """The end of `hold_back`."""
-        self._set_limit(tenant, self._left_for(tenant, now))
+    def admit_within(self, tenant: TenantEngine, limit: int | None, now: Tick) -> None:
+        """Until it is called with None, the policy has no more than `limit`, and what it holds."""
+        left = self._left_for(tenant, now)
+        self._set_limit(tenant, left if limit is None else min(limit, left))
 
     # -- asking -----------------------------------------------------------------------------------
 

@@ -175,12 +175,20 @@ class TenantEngine(Engine):
         return not (self.batch.running or self.running)
 
     def _create(self, live: Live, match: Match, budget: int) -> Shortage | None:
-        held_back = self._grants.hold_back(self, self.now, self._alone)
-        refusal = super()._create(live, match, budget)
-        if held_back:
-            self._grants.let_go(self, self.now)
-        if refusal is not None:
-            self._held_back = held_back
+        """As ever; but while others come first, what is idle here is theirs, too."""
+        grants, account = self._grants, self.account
+        most = grants.admission_limit(self, self.now, self._alone)
+        if most is None:
+            return super()._create(live, match, budget)
+        usage = self.policy.usage()
+        tokens = live.seq.prompt_tokens - match.tokens + self._ahead
+        over = usage.kv_live + usage.kv_slack + account.bytes_of(tokens) - most
+        refusal: Shortage | None = Shortage(over)
+        if over <= 0:
+            grants.admit_within(self, most, self.now)
+            refusal = super()._create(live, match, budget)
+            grants.admit_within(self, None, self.now)
+        self._held_back = refusal is not None
         return refusal
 
     def _comes(self, shortage: Shortage) -> bool:
