@@ -1,4 +1,4 @@
-"""Policies that are one another under other names, and the one that is the ideal prefix cache.
+"""Policies that are one another under other names (the third equality is in test_ideal_hits.py).
 
 Each pair is compared in all that a run decided, held and took (`Ran.account`), on random traces
 with room and under pressure and on the first rows of the real ones. The executor is the same for
@@ -13,7 +13,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 
 import vtsim
@@ -23,7 +22,6 @@ from vtsim.engine.loop import Limits
 from vtsim.memory.slots import AdoptRule
 from vtsim.plan import MemoryUsage
 from vtsim.policies.elastic import ElasticPagedPolicy, ElasticParameters
-from vtsim.policies.paged import PagedParameters, PagedPolicy
 from vtsim.policies.vattention import VAttentionParameters, VAttentionPolicy
 from vtsim.policies.vtensor import VTensorParameters, VTensorPolicy
 from vtsim.request import Trace
@@ -34,7 +32,6 @@ from vtsim.traces.transform import limit_requests
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 AZURE = SHARED / "azure2023/AzureLLMInferenceTrace_conv.csv"
-MOONCAKE = SHARED / "mooncake/conversation_trace.jsonl"
 
 SIZES = [(25, seed) for seed in range(12)] + [(120, seed) for seed in range(6)] + [(500, 0)]
 """(requests at most, seed)"""
@@ -212,68 +209,3 @@ def test_vattention_is_vtensor_that_parks_on_azure(kv_memory: int) -> None:
         if not name.startswith("_"):
             assert getattr(left, name) == getattr(right, name), name
     assert bool(sum(left.preemptions)) is (kv_memory == 5 << 30)
-
-
-# -- paged is the ideal cache of full blocks -------------------------------------------------------
-
-
-def ideal_hits(trace: Trace, block: int) -> list[int]:
-    """What an infinite cache of full blocks serves of each prompt, one request at a time, one token
-    of each being computed: a tree of blocks, each found by the one before it and its first
-    address, where a hash id covers whole blocks."""
-    assert trace.block_size % block == 0
-    blocks: dict[tuple[int, int], int] = {}
-    hits = []
-    for row in range(len(trace)):
-        node, hit, depth, prompt = 0, 0, 0, int(trace.prompt_tokens[row])
-        for first, length in trace.content(row):
-            for at in range(first, first + length - block + 1, block):
-                depth += block
-                found = blocks.get((node, at))
-                if found is not None and depth < prompt:
-                    hit = depth
-                node = blocks.setdefault((node, at), len(blocks) + 1) if found is None else found
-        hits.append(hit)
-    return hits
-
-
-def hashed(seed: int, requests: int) -> Trace:
-    """A trace with hash ids, all of one priority: served in its order."""
-    random = Random(seed)
-    while True:
-        trace = random_case(random, "any", requests).trace
-        if trace.has_hashes and len(trace) > requests // 2:
-            return replace(trace, priority=np.zeros(len(trace), dtype=np.int64))
-
-
-@pytest.mark.parametrize(("requests", "seed"), SIZES)
-def test_paged_with_an_infinite_pool_hits_what_the_ideal_cache_holds(
-    requests: int, seed: int
-) -> None:
-    trace = hashed(seed, requests)
-    for block in {1, trace.block_size}:
-        case = Case(trace, max_model_len=1000, limit_tokens=1 << 24, limits=Limits(max_num_seqs=1))
-        run = run_case(case, PagedPolicy(PagedParameters(block=block)), check=False)
-        assert not run.preemptions and not run.rejections
-        ideal = ideal_hits(trace, block)
-        assert list(run.recorder.hit_tokens) == ideal
-        assert requests < 100 or any(ideal), "nothing is shared: the case shows little"
-
-
-@pytest.mark.parametrize("block", [512, 16])
-def test_paged_with_an_infinite_pool_hits_what_the_ideal_cache_holds_of_mooncake(
-    block: int,
-) -> None:
-    trace = limit_requests(shared(MOONCAKE), 3000)
-    result = vtsim.replay(
-        trace,
-        ["paged"],
-        settings={"paged": {"block": block}},
-        max_num_seqs=1,
-        kv_memory="unlimited",
-    )
-    recorder = result.runs[0].recorder
-    assert not sum(recorder.preemptions) and not recorder.reasons
-    ideal = ideal_hits(trace, block)
-    assert list(recorder.hit_tokens) == ideal
-    assert sum(ideal) > 0.2 * int(trace.prompt_tokens.sum())
