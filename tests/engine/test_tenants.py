@@ -330,7 +330,7 @@ def test_granting_what_others_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_memory_that_nobody_booked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vtsim.engine.grants.Account.book", lambda self, taken, done: None)
+    monkeypatch.setattr("vtsim.engine.account.Account.book", lambda self, taken, done: None)
     with pytest.raises(InvariantError, match="tenant-is-accounted"):
         share(hogs(4), hogs(4))
 

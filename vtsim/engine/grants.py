@@ -9,15 +9,13 @@ done so. Nobody gives what a sequence uses. It knows bytes, not sequences or ste
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from vtsim.engine.account import Account
 from vtsim.engine.arrivals import NEVER
-from vtsim.engine.shares import Share
 from vtsim.errors import BackendError, CapacityError, InvariantError
 from vtsim.metrics.recorder import Recorder
 from vtsim.plan import MemoryUsage, Plan, Shortage
-from vtsim.ports import MemoryBackend
 from vtsim.quantities import format_bytes
 from vtsim.request import Tick
 
@@ -26,58 +24,6 @@ if TYPE_CHECKING:
 
 REFUSED: Tick = -1
 """Nobody can give it."""
-
-
-class SharedBackend(MemoryBackend, Protocol):
-    """A backend on a device that others use too."""
-
-    def set_reserved(self, reserved_bytes: int) -> None:
-        """So much of the capacity is somebody else's from now on."""
-        ...
-
-
-@dataclass(slots=True)
-class Account:
-    """One tenant's memory, in bytes."""
-
-    share: Share
-    unit_bytes: int
-    """What its policy takes and gives is a multiple of this."""
-    gives: bool
-    """False: its policy took its memory at set-up, and keeps it."""
-    fixed_bytes: int
-    """Weights, workspace and context."""
-    token_bytes: int
-    held: int = 0
-    granted: int = 0
-    """The limit that its policy was given last."""
-    short: bool = False
-    """When it decided last, somebody was not admitted for want of memory, and none is coming."""
-    claim: int = 0
-    """It is to be able to hold so much: nobody else takes of it."""
-    leaving: list[tuple[Tick, int]] = field(default_factory=list)
-    """(when, how much): given up, and free for others when the driver has done it."""
-
-    def book(self, taken: int, done: Tick) -> None:
-        """A plan has taken (or, negative, given up) so much; its driver calls end at `done`."""
-        self.held += taken
-        if taken < 0:
-            self.leaving.append((done, -taken))
-        leaving = self.leaving
-        while taken > 0 and leaving:  # in the driver's order: what left last is taken up first
-            when, nbytes = leaving.pop()
-            if nbytes > taken:
-                leaving.append((when, nbytes - taken))
-            taken -= nbytes
-
-    def bytes_of(self, tokens: int) -> int:
-        """Memory of so many tokens of one sequence, in whole units."""
-        return -(-tokens * self.token_bytes // self.unit_bytes) * self.unit_bytes
-
-    def kept(self, at: Tick) -> int:
-        """What it holds, has not quite given up, or is sure of, at `at`."""
-        leaving = sum(nbytes for when, nbytes in self.leaving if when > at)
-        return max(self.held + leaving, self.share.floor_bytes)
 
 
 class Grants:

@@ -12,9 +12,10 @@ from typing import Any
 
 import simpy
 
+from vtsim.engine.account import Account, SharedBackend
 from vtsim.engine.arrivals import NEVER
 from vtsim.engine.compute import Compute
-from vtsim.engine.grants import REFUSED, Account, Grants, SharedBackend
+from vtsim.engine.grants import REFUSED, Grants
 from vtsim.engine.loop import LATEST, Engine
 from vtsim.engine.state import Limits, Live, Step
 from vtsim.errors import InvariantError, VtsimError

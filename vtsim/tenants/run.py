@@ -10,7 +10,8 @@ from typing import Any
 import simpy
 
 from vtsim.backends.sim import SimBackend
-from vtsim.engine.grants import Account, Grants
+from vtsim.engine.account import Account
+from vtsim.engine.grants import Grants
 from vtsim.engine.shares import Claimant, Share, elastic, split
 from vtsim.engine.tenants import TenantEngine, run_tenants
 from vtsim.metrics.beside import TenantRecorder
