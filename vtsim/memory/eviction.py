@@ -93,7 +93,22 @@ class EvictionOrder(Protocol[T]):
         ...
 
 
-class LeastRecent:
+class Steady:
+    """What an order does not mind whose ranks stay as they are."""
+
+    __slots__ = ()
+
+    def changed(self, entry: Any) -> None:
+        pass
+
+    def alike(self, first: int, last: int) -> int:
+        return last + 1 - first
+
+    def seen(self, row: int) -> None:
+        pass
+
+
+class LeastRecent(Steady):
     """lru: in the order of falling idle. Everything in constant time."""
 
     __slots__ = ("_entries",)
@@ -122,20 +137,11 @@ class LeastRecent:
         entry = next(entries, None)
         return entry if entry is not but or entry is None else next(entries, None)
 
-    def changed(self, entry: Any) -> None:
-        pass
-
-    def alike(self, first: int, last: int) -> int:
-        return last + 1 - first
-
     def evicted(self, entry: Any) -> None:
         self._entries.pop(entry, None)
 
-    def seen(self, row: int) -> None:
-        pass
 
-
-class Ranked:
+class Ranked(Steady):
     """By a rank that is fixed when an entry falls idle, then by age. Subclasses say which."""
 
     __slots__ = ("_places", "_serial", "_sorted")
@@ -179,17 +185,8 @@ class Ranked:
                 return entry
         return None
 
-    def changed(self, entry: Any) -> None:
-        pass
-
-    def alike(self, first: int, last: int) -> int:
-        return last + 1 - first
-
     def evicted(self, entry: Any) -> None:
         self.discard(entry)
-
-    def seen(self, row: int) -> None:
-        pass
 
 
 class LeastUsed(Ranked):
