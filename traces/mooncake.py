@@ -104,7 +104,7 @@ class MooncakeReader:
             after: tuple[int, ...] = ()
             turn = -1
             if session is not None:
-                arrival, after, turn, prompt = sessions.place(
+                arrival, after, wait, turn, prompt = sessions.place(
                     where, session, arrival, wait, prompt, bool(hash_ids)
                 )
             elif arrival is None:
@@ -116,7 +116,7 @@ class MooncakeReader:
                 )
             if prompt == 0 or output == 0:
                 builder.drop_if_empty(prompt, output)
-                sessions.dropped(session, arrival)
+                sessions.dropped(session, arrival, wait or 0)
                 continue
             row_number = builder.add(
                 arrival,

@@ -3,9 +3,22 @@ waits for, and what it adds to. For readers whose rows name a session and nothin
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from vtsim.request import Tick
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.number import Where
+
+
+class Placed(NamedTuple):
+    """A row in its session."""
+
+    arrival: Tick | None
+    after: tuple[int, ...]
+    """Rows that it waits for."""
+    wait: Tick
+    turn: int
+    prompt: int
 
 
 class Sessions:
@@ -25,8 +38,8 @@ class Sessions:
         wait: Tick | None,
         prompt: int,
         hashed: bool,
-    ) -> tuple[Tick | None, tuple[int, ...], int, int]:
-        """(arrival, rows it waits for, turn, prompt tokens) of the session's next row."""
+    ) -> Placed:
+        """The session's next row."""
         state = self._state.get(session)
         if state is None:
             if arrival is None:
@@ -56,23 +69,29 @@ class Sessions:
                 arrival = state.dropped_arrival + (wait or 0)
             else:
                 after = (state.last_row,)
+                wait = (wait or 0) + state.dropped_wait
         if self._turns == "delta":
             prompt += state.tokens
         known = hashed or self._turns != "unknown"
         self._unknown |= not known
         state.rows += 1
-        return arrival, after, state.rows - 1 if known else -1, prompt
+        return Placed(arrival, after, wait or 0, state.rows - 1 if known else -1, prompt)
 
     def added(self, session: str, row: int, arrival: Tick | None, turn: int, tokens: int) -> None:
         state = self._state[session]
         state.last_row = row
+        state.dropped_wait = 0
         state.tokens = tokens
         if arrival is not None and turn >= 0:
             state.timed.append((arrival, row))
 
-    def dropped(self, session: str | None, arrival: Tick | None) -> None:
+    def dropped(self, session: str | None, arrival: Tick | None, wait: Tick) -> None:
         """A failed row took no time: what waits for it counts from its arrival."""
-        if session is not None and arrival is not None:
+        if session is None:
+            return
+        if arrival is None:
+            self._state[session].dropped_wait = wait
+        else:
             self._state[session].dropped_arrival = arrival
 
     def finish(self, builder: TraceBuilder) -> None:
@@ -95,8 +114,8 @@ class Sessions:
 
 class _Session:
     __slots__ = (
-        *("arrival", "dropped_arrival", "last_row", "line", "mixed", "mode", "mode_line"),
-        *("rows", "timed", "tokens"),
+        *("arrival", "dropped_arrival", "dropped_wait", "last_row", "line", "mixed", "mode"),
+        *("mode_line", "rows", "timed", "tokens"),
     )
 
     def __init__(self) -> None:
@@ -110,6 +129,8 @@ class _Session:
         self.tokens = 0
         self.last_row: int | None = None
         self.dropped_arrival: Tick = 0
+        self.dropped_wait: Tick = 0
+        """From the end of the last row to when the one dropped behind it would have come."""
         self.mode = ""
         self.mode_line: int | None = None
 

@@ -106,3 +106,19 @@ def test_stamps_with_fractions_may_be_seconds_and_that_is_said(tmp_path: Path) -
     assert not seconds.report.warnings and seconds.arrival.tolist() == [0, TICKS_PER_S // 2]
     whole = write(tmp_path, lines(mooncake(timestamp=0.0), mooncake(timestamp=2.0)))
     assert not load(whole).report.warnings
+
+
+def test_what_waits_for_a_row_that_failed_waits_for_the_one_before_it(tmp_path: Path) -> None:
+    """No longer and no shorter than it would have if the failed row had taken no time."""
+    behind = {"timestamp": ..., "session_id": "a"}
+    rows = [
+        mooncake(session_id="a"),
+        mooncake(**behind, delay=100, output_length=0),
+        mooncake(**behind, delay=30, output_length=0),
+        mooncake(**behind, delay=50),
+        mooncake(**behind, delay=7),
+    ]
+    trace = load(write(tmp_path, lines(*rows)))
+    assert trace.report.dropped == {"zero_output": 2}
+    assert trace.after == {1: (0,), 2: (1,)}
+    assert trace.wait == {1: 180 * TICKS_PER_S // 1000, 2: 7 * TICKS_PER_S // 1000}
