@@ -77,6 +77,32 @@ class PromptsReader:
         return _Reading(source, options).trace()
 
 
+class _Talk:
+    """A conversation so far, and when what comes next comes. A request that is dropped took no
+    time: what follows it counts from when it would have come."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._start: Tick | None = None
+        """When the one before came, if that was dropped and is known."""
+        self._behind: Tick = 0
+        """Delays since then, or since the last one has ended."""
+
+    def place(
+        self, arrival: Tick | None, delay: Tick | None
+    ) -> tuple[Tick | None, tuple[int, ...], Tick]:
+        """(arrival, rows that it waits for, wait) of the next."""
+        if arrival is not None:
+            self._start, self._behind = arrival, 0
+        self._behind += delay or 0
+        if self._start is not None:
+            return self._start + self._behind, (), 0
+        return (None, (), 0) if self._last is None else (None, (self._last,), self._behind)
+
+    def added(self, row: int) -> None:
+        self._last, self._start, self._behind = row, None, 0
+
+
 class _Reading:
     def __init__(self, source: Source, options: ReadOptions) -> None:
         block = options.block_size or 16
@@ -87,7 +113,7 @@ class _Reading:
             source, PromptsReader.name, block_size=block, tail_rule="prefix_only"
         )
         self._where = self._builder.where
-        self._last: dict[str, int] = {}
+        self._talks: dict[str, _Talk] = {}
         self._seen: dict[str, int] = {}
         self._limits = self._timed = self._untimed = 0
 
@@ -125,39 +151,33 @@ class _Reading:
             raise where.error("stands twice", "session_id", name)
         whole = "payloads" in row  # request bodies repeat the conversation, turns do not
         history = 0
-        last: int | None = None
+        talk = _Talk()
         for turn, item in enumerate(turns):
-            arrival, wait = self._times(item if turn else {**row, **item})
+            arrival, after, wait = talk.place(*self._times(item if turn else {**row, **item}))
             tokens, _ = prompt_tokens(where, item, self._rule)
             output = self._output(item)
             prompt = tokens if whole else history + tokens
             history = prompt + output
             if self._builder.drop_if_empty(prompt, output):
                 continue
-            last = self._builder.add(
-                arrival if last is None else None,
-                prompt,
-                output,
-                session=name,
-                turn=turn,
-                after=() if last is None else (last,),
-                wait=0 if last is None else wait or 0,
+            number = self._builder.add(
+                arrival, prompt, output, session=name, turn=turn, after=after, wait=wait
             )
+            talk.added(number)
         self._seen[name] = len(turns)
 
     def _request(self, row: dict[str, Any], times: tuple[Tick | None, Tick | None]) -> None:
         where, builder = self._where, self._builder
-        arrival, wait = times
         tokens, ids = prompt_tokens(where, row, self._rule)
         output = self._output(row.get("body") or row.get("payload") or row)
         session = row.get("session_id")
         name = None if session is None else str(session)
+        if times[1] is not None and name not in self._talks:
+            raise where.error("needs a row of the same session_id before it", "delay")
+        talk = _Talk() if name is None else self._talks.setdefault(name, _Talk())
+        arrival, after, wait = talk.place(*times)
         if builder.drop_if_empty(tokens, output):
             return
-        parent = None if name is None else self._last.get(name)
-        after = () if arrival is not None or parent is None else (parent,)
-        if wait is not None and not after:
-            raise where.error("needs a row of the same session_id before it", "delay")
         request_id = row.get("custom_id", row.get("request_id", row.get("task_id")))
         if request_id is not None:
             request_id = str(request_id)
@@ -172,10 +192,9 @@ class _Reading:
             session=name,
             request_id=request_id,
             after=after,
-            wait=wait or 0,
+            wait=wait,
         )
-        if name is not None:
-            self._last[name] = number
+        talk.added(number)
 
     def _times(self, row: dict[str, Any]) -> tuple[Tick | None, Tick | None]:
         where = self._where

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vtsim.errors import TraceFormatError
-from vtsim.request import TICKS_PER_S
+from vtsim.request import NO_ARRIVAL, TICKS_PER_S
 from vtsim.traces import load, write_native
 
 HIGH = 2**53
@@ -122,3 +122,47 @@ def test_what_waits_for_a_row_that_failed_waits_for_the_one_before_it(tmp_path: 
     assert trace.report.dropped == {"zero_output": 2}
     assert trace.after == {1: (0,), 2: (1,)}
     assert trace.wait == {1: 180 * TICKS_PER_S // 1000, 2: 7 * TICKS_PER_S // 1000}
+
+
+def test_turns_that_ask_nothing_take_no_time_but_their_delay(tmp_path: Path) -> None:
+    turns: list[dict[str, Any]] = [
+        {"text": "", "output_length": 3, "timestamp": 1000},
+        {"text": "a", "output_length": 3, "delay": 200},
+        {"text": "b", "output_length": 0, "delay": 30},
+        {"text": "c", "output_length": 3, "delay": 4},
+    ]
+    rows: list[dict[str, Any]] = [
+        {"session_id": "s", "turns": turns},
+        {"text": "d", "output_length": 1, "timestamp": 0},
+    ]
+    trace = load(write(tmp_path, lines(*rows)), from_format="prompts")
+    ms = TICKS_PER_S // 1000
+    assert trace.report.dropped == {"zero_prompt": 1, "zero_output": 1}
+    assert trace.arrival.tolist() == [0, 1200 * ms, NO_ARRIVAL]
+    assert trace.after == {2: (1,)} and trace.wait == {2: 34 * ms}
+
+
+def test_a_turn_that_states_its_time_comes_then(tmp_path: Path) -> None:
+    turns = [
+        {"text": "a", "output_length": 3, "timestamp": 0},
+        {"text": "b", "output_length": 3, "timestamp": 500},
+        {"text": "c", "output_length": 3, "delay": 4},
+    ]
+    trace = load(write(tmp_path, lines({"session_id": "s", "turns": turns})))
+    assert trace.arrival.tolist() == [0, TICKS_PER_S // 2, NO_ARRIVAL]
+    assert trace.after == {2: (1,)} and trace.prompt_tokens.tolist() == [1, 5, 9]
+
+
+def test_rows_of_a_conversation_count_as_its_turns_do(tmp_path: Path) -> None:
+    said = [
+        {"text": "", "output_length": 3, "timestamp": 1000},
+        {"text": "a", "output_length": 3, "delay": 200},
+        {"text": "b", "output_length": 0, "delay": 30},
+        {"text": "c", "output_length": 3, "delay": 4},
+    ]
+    rows: list[dict[str, Any]] = [{**row, "session_id": "s"} for row in said]
+    trace = load(write(tmp_path, lines(*rows)), from_format="prompts")
+    assert trace.report.removed_offset_s == 1.2 and trace.arrival.tolist() == [0, NO_ARRIVAL]
+    assert trace.after == {1: (0,)} and trace.wait == {1: 34 * TICKS_PER_S // 1000}
+    with pytest.raises(TraceFormatError, match="x:1: delay: needs a row of the same session_id"):
+        load(write(tmp_path, lines(*rows[1:])), from_format="prompts")
