@@ -193,13 +193,14 @@ class TenantEngine(Engine):
         return refusal
 
     def _comes(self, shortage: Shortage) -> bool:
+        self.account.short = shortage.nbytes > 0
         if self._released and shortage.will_clear:
             return False  # its own is on its way
         if self._held_back:  # others are before it
             at = NEVER if self._alone else REFUSED
         else:
             at = self._grants.ask(self, shortage, self.now, self._alone)
-        self.account.short = at in (REFUSED, NEVER) and shortage.nbytes > 0
+        self.account.short = self.account.short and at in (REFUSED, NEVER)
         if at == REFUSED:
             return False
         self._awaited = max(self._awaited, at)
