@@ -144,6 +144,8 @@ class Places:
     def names(self, named: Mapping[int, object]) -> tuple[object, ...]:
         """The name of each row: its own, else its number, or the next that nobody has. () if that
         is the number for all."""
+        if not named:
+            return ()
         given = self.keyed(named)
         taken = set(given.values())
         unused = (number for number in count(self._rows) if number not in taken)
