@@ -50,7 +50,7 @@ def run(
     """Replay the tenants; says before what runs, if there is a screen."""
     replay = prepare_tenants(tenants, policies or DEFAULT_POLICIES, **options)
     if screen is not None:
-        for fact in _facts(replay, verbose):
+        for fact in list(_facts(replay, verbose)):  # nothing is said of what cannot run
             for line in heading.wrapped(fact, screen.width):
                 screen.print(line, markup=False)
     return replay.run(progress)

@@ -32,6 +32,7 @@ from vtsim.request import IntArray, Trace
 from vtsim.spec import GpuSpec, KVLayout, ModelSpec
 
 R = TypeVar("R", bound=PolicyRun)
+W = TypeVar("W", bound=RunResult)
 
 MakeBackend = Callable[..., MemoryBackend]
 """Opens the memory that plans are executed on; called as `SimBackend` is."""
@@ -59,11 +60,12 @@ class Replay:
 
     def run(self, progress: Progress | None = None) -> RunResult:
         """Replay the trace through each policy in turn."""
-        return self.result(tuple(_run_guarded(self, choice, progress) for choice in self.choices))
+        runs = tuple(_run_guarded(self, choice, progress) for choice in self.choices)
+        return self.result(runs, RunResult)
 
-    def result(self, runs: tuple[PolicyRun, ...]) -> RunResult:
-        """What `runs`, one of each policy, give together."""
-        return RunResult(
+    def result(self, runs: tuple[PolicyRun, ...], kind: Callable[..., W]) -> W:
+        """What `runs`, one of each policy, give together: a `kind` of result."""
+        return kind(
             trace=self.trace,
             model=self.model.name,
             gpu=self.gpu.name,

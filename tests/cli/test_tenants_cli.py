@@ -96,8 +96,13 @@ def test_tenants_are_compared_and_written(
         for tenant in own:
             assert sum(tenant["memory"]["mean_bytes"].values()) == pytest.approx(capacity)
             assert tenant["shared"]["floor_bytes"] <= tenant["limit_bytes"]
-    for name in ("gpu.memory", "tenants.memory.others", "latency.ttft_s"):
-        assert whole["definitions"][name]["definition"]
+    defined = whole["definitions"]
+    for name in ("memory.others", "latency.ttft_s", "shared_bytes", "limit_bytes"):
+        assert defined[name]["definition"]
+    assert all(f"gpu.{name}" in defined for name in whole["runs"][0]["gpu"])
+    assert all(f"shared.{name}" in defined for name in whole["runs"][0]["tenants"][0]["shared"])
+    alone = json.loads((folder / "chat" / "result.json").read_text())
+    assert "shared.floor_bytes" in alone["definitions"] and len(alone["runs"]) == 3
     assert (folder / "result.json").read_text() == document.read_text()
     timeline = pd.read_csv(folder / "gpu.csv")
     assert set(timeline["policy"]) == {"paged", "vtensor", "native"}
@@ -193,7 +198,10 @@ def test_limits_that_do_not_fit(call: Call, two: list[str]) -> None:
     two[2] += ":40GiB"
     two[4] += ":30GiB"
     status, out, err = call(*two, "--policy", "paged")
-    assert status == 2 and "the tenants' limits are 70.0 GiB, and there are 42.9 GiB" in err
+    assert (status, out) == (
+        2,
+        "",
+    ) and "the tenants' limits are 70.0 GiB, and there are 42.9 GiB" in err
     assert call(*two, "--policy", "vtensor", "-q")[0] == 0  # what one may hold at some time
     two[2] = two[2].replace("40GiB", "60GiB")
     status, out, err = call(*two, "--policy", "vtensor")

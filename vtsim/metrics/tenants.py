@@ -17,7 +17,7 @@ import numpy as np
 
 from vtsim.metrics import exact, frames, output
 from vtsim.metrics.beside import TenantRecorder
-from vtsim.metrics.definitions import Definition, as_json
+from vtsim.metrics.definitions import Definition
 from vtsim.metrics.recorder import Outcome, Recorder
 from vtsim.metrics.result import RESULT_FILE, SCHEMA, PolicyRun, RunResult
 from vtsim.metrics.summary import completed, memory_numbers, samples_of, summarize
@@ -30,26 +30,41 @@ GPU_TABLE = "gpu"
 _KNOWN_FILES = frozenset({RESULT_FILE, f"{GPU_TABLE}.csv", f"{GPU_TABLE}.parquet"})
 
 DEFINITIONS: dict[str, Definition] = {
-    "tenants.memory.others": Definition(
+    "memory.others": Definition(
         "bytes", "what other tenants hold of the GPU: weights, workspace, context and KV"
     ),
-    "tenants.floor_bytes": Definition("bytes", "KV memory that nobody takes from the tenant"),
-    "tenants.limit_bytes": Definition("bytes", "the most KV memory that the tenant may hold"),
-    "tenants.gave_bytes": Definition("bytes", "idle memory given back because others asked"),
-    "tenants.got_bytes": Definition("bytes", "memory that others gave back for the tenant"),
-    "tenants.memory_waits": Definition(
+    "limit_bytes": Definition("bytes", "the most KV memory that the tenant may hold"),
+    "shared.floor_bytes": Definition("bytes", "KV memory that nobody takes from the tenant"),
+    "shared.gave_bytes": Definition("bytes", "idle memory given back because others asked"),
+    "shared.got_bytes": Definition("bytes", "memory that others gave back for the tenant"),
+    "shared.memory_waits": Definition(
         "", "times it had nothing to launch until others' memory had come"
     ),
+}
+"""Of a tenant's run, beside those of any run."""
+
+GPU_DEFINITIONS: dict[str, Definition] = {
+    "gpu.duration_s": Definition("s", "from the first kept arrival to the last tenant's end"),
+    "gpu.requests": Definition("", "of all tenants together"),
+    "gpu.throughput": Definition("", "of all tenants together, over gpu.duration_s"),
     "gpu.memory": Definition(
         "bytes", "as of a run; each category is the sum over tenants, sampled whenever one is"
     ),
-    "gpu.duration_s": Definition("s", "from the first kept arrival to the last tenant's end"),
-    "gpu.throughput": Definition("", "of all tenants together, over gpu.duration_s"),
-    "gpu.compute_share": Definition("1", "time in which a step of any tenant ran / gpu.duration_s"),
+    "gpu.compute_s": Definition("s", "time in which a step of any tenant ran"),
+    "gpu.compute_share": Definition("1", "gpu.compute_s / gpu.duration_s"),
     "gpu.reclaimed": Definition(
-        "bytes", "what each tenant gave back for each other, and how often"
+        "bytes", "what each tenant gave back for each other, and in how many times"
     ),
+    "shared_bytes": Definition("bytes", "KV memory of all tenants together"),
+    "elastic": Definition("", "whether the policy gives back what it took at set-up"),
 }
+
+
+def _as_json(definitions: Mapping[str, Definition]) -> dict[str, dict[str, str]]:
+    return {
+        name: {"unit": definition.unit, "definition": definition.text}
+        for name, definition in definitions.items()
+    }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -89,6 +104,16 @@ class TenantRun(PolicyRun):
         frame = frames.timeline_frame(self.recorder)
         frame.insert(len(frame.columns) - 1, "others", list(self.recorder.others))
         return frame
+
+
+@dataclass(frozen=True, eq=False)
+class TenantResult(RunResult):
+    """One tenant under every policy: a `RunResult` whose runs are `TenantRun`s."""
+
+    def as_json(self) -> dict[str, Any]:
+        whole = super().as_json()
+        whole["definitions"] |= _as_json(DEFINITIONS)
+        return whole
 
 
 class Reclaimed(NamedTuple):
@@ -161,8 +186,8 @@ class GpuRun:
 class TenantsResult:
     """The outcome of one replay of tenants: the same tenants under several policies."""
 
-    tenants: Mapping[str, RunResult]
-    """Each tenant's results under every policy, by its name; its runs are `TenantRun`s."""
+    tenants: Mapping[str, TenantResult]
+    """Each tenant's results under every policy, by its name."""
     runs: tuple[GpuRun, ...]
     limits: Mapping[str, int | None]
     """As they were asked for."""
@@ -209,11 +234,7 @@ class TenantsResult:
                 }
                 for run in self.runs
             ],
-            "definitions": as_json()
-            | {
-                name: {"unit": definition.unit, "definition": definition.text}
-                for name, definition in DEFINITIONS.items()
-            },
+            "definitions": first["definitions"] | _as_json(GPU_DEFINITIONS),
         }
 
     def to_json(self) -> str:

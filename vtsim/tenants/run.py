@@ -17,8 +17,7 @@ from vtsim.engine.tenants import TenantEngine, run_tenants
 from vtsim.metrics.beside import TenantRecorder
 from vtsim.metrics.progress import Progress
 from vtsim.metrics.recorder import Recorder
-from vtsim.metrics.result import RunResult
-from vtsim.metrics.tenants import GpuRun, Reclaimed, TenantRun, TenantsResult
+from vtsim.metrics.tenants import GpuRun, Reclaimed, TenantResult, TenantRun, TenantsResult
 from vtsim.plan import Shortage
 from vtsim.runs import Parts, Replay, assemble, finished, no_exit, set_up
 from vtsim.tenants.asked import Tenant
@@ -43,10 +42,10 @@ class TenantsReplay:
         for number, choice in enumerate(self.replays[0].choices):
             with no_exit(choice):
                 runs.append(_run_one(self, number, progress))
-        results: dict[str, RunResult] = {}
+        results: dict[str, TenantResult] = {}
         for tenant, replay in zip(self.tenants, self.replays, strict=True):
             own = tuple(run.runs[len(results)] for run in runs)
-            results[tenant.name] = replay.result(own)
+            results[tenant.name] = replay.result(own, TenantResult)
         limits = {tenant.name: tenant.limit_bytes for tenant in self.tenants}
         return TenantsResult(results, tuple(runs), limits)
 
