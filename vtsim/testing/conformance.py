@@ -78,7 +78,7 @@ def _refuse_some(make: MakePolicy, case: Case) -> None:
 CHECKS = {
     check.name: check
     for check in (
-        Check("declaration", "a name, kernels, parameters declared once and shown"),
+        Check("declaration", "a name, kernels, parameters declared and shown"),
         Check("calls", "any calls in any order: books, memory, promises", walks=True),
         Check(
             "rollback",

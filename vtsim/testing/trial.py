@@ -28,6 +28,8 @@ from vtsim.testing.walk import Walk, case_of, random_call, setup_of
 from vtsim.testing.watch import patience
 
 SHRINK_SECONDS = 15.0
+HANGING = 0.1
+"""What hangs is given this share of the usual time when it is tried again."""
 CALLS = 40
 """Of one walk."""
 
@@ -235,7 +237,7 @@ class Trial:
             return again is not None and _alike(again, failure)
 
         hangs = failure.name == "answers-in-time"
-        with patience(0.1 if hangs else 1.0):
+        with patience(HANGING if hangs else 1.0):
             written = _written(example)
             if fails(written):  # as it will be read back
                 example = shrink(written, fails, SHRINK_SECONDS)

@@ -48,6 +48,7 @@ class Walk:
     def __init__(self, make: MakePolicy, setup: Setup) -> None:
         self.setup = dict(setup)
         self.calls: list[Call] = []
+        self.broken = False
         with at_most(CALL_SECONDS, "setup"):
             self.driver = PolicyDriver(make, case_of(setup))
             self.driver.check()
@@ -55,11 +56,16 @@ class Walk:
     def do(self, name: str, **numbers: int) -> None:
         """One call, and everything that must hold behind it."""
         self.calls.append((name, numbers))
+        self.broken = True
         with at_most(CALL_SECONDS, name):
             getattr(self, f"_{name}")(**numbers)
             self.driver.check()
+        self.broken = False
 
     def finish(self) -> None:
+        """Tear down, unless something was wrong before: what was said of that stands."""
+        if self.broken:
+            return
         with at_most(CALL_SECONDS, "teardown"):
             self.driver.finish()
 

@@ -13,7 +13,7 @@ from vtsim.testing.contracts import ContractError
 
 CALL_SECONDS = 5.0
 """For one call of a policy, with all that is checked behind it; a usual one takes milliseconds."""
-RUN_SECONDS = 60.0
+RUN_SECONDS = 20.0
 """For one run of a small case; a usual one takes a tenth of a second."""
 _shorter: ContextVar[float] = ContextVar("shorter", default=1.0)
 
@@ -53,7 +53,7 @@ def at_most(seconds: float, what: str) -> Iterator[None]:
 @contextmanager
 def patience(share: float) -> Iterator[None]:
     """All limits inside are shorter by this factor: for what is known to hang."""
-    token = _shorter.set(share)
+    token = _shorter.set(_shorter.get() * share)
     try:
         yield
     finally:
