@@ -135,7 +135,7 @@ class Engine(Scheduler):
             self.late.clear()
         worker = self.worker
         launch = end if worker.needed_at <= end else worker.wait(end)
-        if self.leaps and launch == end and self._refusals_last(following):
+        if self.leaps and launch == end and not following.prompts and self._refusals_last():
             return self._leap_on(following, launch)
         return following, launch
 
@@ -178,14 +178,14 @@ class Engine(Scheduler):
             end = launch + cost
             self.retire(self.step - 1)
 
-    def _refusals_last(self, following: Step) -> bool:
-        """Nobody was admitted, and none will be before something is released or arrives: memory is
-        only taken meanwhile."""
+    def _refusals_last(self) -> bool:
+        """Nobody will be admitted before something is released or arrives: memory is only taken
+        meanwhile."""
         if self._waiting and not (self._ahead or self.policy.refusals_last):
             return False
-        return not (
-            following.prompts or self._prefilling or self._released or self._preempted
-        ) and bool(self.batch.decoding)
+        return not (self._prefilling or self._released or self._preempted) and bool(
+            self.batch.decoding
+        )
 
     def _leap_on(self, following: Step, launch: Tick) -> tuple[Step, Tick]:
         """Leap from the step just decided, whose launch is at `launch`, if it pays."""

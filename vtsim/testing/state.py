@@ -19,8 +19,7 @@ from sortedcontainers import SortedDict, SortedList
 DERIVED = frozenset(
     {
         *("Growth._wakes", "Growth.changes", "VTensorPolicy._foreseen"),
-        *("VTensorPolicy._creates", "VTensorPolicy._extends", "VTensorPolicy._runs"),
-        "VTensorPolicy._retires",
+        *("VTensorPolicy._creates", "VTensorPolicy._extends", "VTensorPolicy._retires"),
     }
 )
 """Attributes, as `Class.name`, that are no state: they follow from others, or remember an answer.
