@@ -4,7 +4,7 @@ The chat is the first ten minutes of Azure's conversations as they came. The bur
 conversations of at most 8,192 tokens, which fall in at minutes 2, 4.5 and 7, each within seconds.
 Each policy runs with halves of the memory, with parts in the proportion of what each tenant needs
 at its peak when it is alone, with a quarter for the chat, and, where it gives memory back, with all
-of it shared, and shared with a limit for the bursts. Prints Markdown, one table a memory size. The
+of it shared, and shared with limits for the bursts. Prints Markdown, one table a memory size. The
 traces are in ../shared/traces.
 
     python bench/tenants.py --gpu-memory 80GiB 40GiB
@@ -69,6 +69,7 @@ def divisions(shared: int, needs: list[int]) -> Iterator[tuple[str, list[int | N
     yield "1/4 : 3/4", [shared // 4, shared - shared // 4]
     yield "shared", [None, None]
     yield "shared, burst <= 3/4", [None, shared - shared // 4]
+    yield "shared, burst <= 1/4", [None, shared // 4]
 
 
 HEAD = (
