@@ -51,3 +51,27 @@ def test_two_steps_at_once_are_a_fault() -> None:
     compute.hold(5)
     with pytest.raises(InvariantError, match="compute-is-one"):
         compute.hold(9)
+
+
+def test_who_asks_while_another_one_takes_its_turn_comes_behind() -> None:
+    env = simpy.Environment(initial_time=0)
+    compute = Compute(env)
+    begun = env.event()
+    ran: list[tuple[int, int]] = []
+
+    def first() -> Generator[simpy.Event, Any, None]:
+        yield compute.turn(1)
+        begun.succeed()
+        yield env.timeout(0)  # the other one asks before this one holds
+        compute.hold(int(env.now) + 7)
+        ran.append((int(env.now), 1))
+
+    def second() -> Generator[simpy.Event, Any, None]:
+        yield begun
+        yield compute.turn(0)
+        ran.append((int(env.now), 0))
+
+    env.process(first())
+    env.process(second())
+    env.run()
+    assert ran == [(0, 1), (7, 0)]

@@ -14,7 +14,6 @@ from vtsim.backends.gpus import load_gpu
 from vtsim.backends.sim import SimBackend
 from vtsim.engine.compute import Compute
 from vtsim.engine.grants import Grants
-from vtsim.errors import InvariantError, VtsimError
 from vtsim.metrics.recorder import Recorder
 from vtsim.metrics.tenants import GpuRun, TenantRun
 from vtsim.plan import Phase
@@ -274,65 +273,6 @@ def test_categories_of_each_tenant_and_of_the_gpu_make_the_capacity() -> None:
             assert (timeline.drop(columns="time_s").sum(axis=1) == capacity).all()
         mean = run.runs[0].summary["memory"]["mean_bytes"]
         assert sum(mean.values()) == pytest.approx(capacity)
-
-
-# -- what does not fit side by side ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ("vtensor", "vattention", "elastic-paged", "native"))
-def test_long_requests_of_two_tenants_are_all_answered(policy: str) -> None:
-    """Two sequences of max_model_len do not fit together, so floors are less than one: tenants
-    with nothing running wait until others have given up what they use, and come to their turn."""
-    random = Random(5)
-    asks = [Ask(random.randrange(S), random.randint(300, 900), 60) for _ in range(12)]
-    memory = 70 * MIB if policy != "vattention" else 110 * MIB
-    options: dict[str, Any] = {"max_model_len": 1000, "kv_memory": memory, "check": True}
-    runs = {}
-    for step in (False, True):
-        (runs[step],) = share(
-            make_trace(asks[:6]), make_trace(asks[6:]), (policy,), step=step, **options
-        )
-    run = runs[False]
-    for leapt, stepped in zip(run.runs, runs[True].runs, strict=True):
-        assert account(leapt.recorder) == account(stepped.recorder)
-    ceilings = [own.limit_bytes for own in run.runs]
-    for own, ceiling in zip(run.runs, ceilings, strict=True):
-        needs = own.trace.prompt_tokens + own.trace.output_tokens
-        for row, need in enumerate(needs.tolist()):
-            if need * 65_536 > ceiling:
-                assert own.recorder.reasons[row] == "capacity"
-        rejected = own.requests["outcome"] == "rejected"
-        assert (needs[rejected] * 65_536 > ceiling - 16 * MIB).all()
-
-
-# -- swap and victims -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ("paged", "vtensor", "vattention", "elastic-paged"))
-def test_tenants_swap_too(policy: str) -> None:
-    memory = 100 * MIB if policy != "vattention" else 140 * MIB
-    options: dict[str, Any] = {"preemption": "swap", "kv_memory": memory, "check": True}
-    (run,) = share(hogs(12, output=99), hogs(12, at=S // 9, output=99), (policy,), **options)
-    assert run.summary["requests"]["preemptions"] > 0
-    assert run.summary["requests"]["completed"] == 24
-    swapped = sum(own.summary["vmm"]["calls"]["swap_out"] for own in run.runs)
-    back = sum(own.summary["vmm"]["calls"]["swap_in"] for own in run.runs)
-    assert swapped > 0 and back > 0
-
-
-# -- faults are found -----------------------------------------------------------------------------
-
-
-def test_granting_what_others_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Grants, "_left_for", lambda self, tenant, at: 10 * self.shared_bytes)
-    with pytest.raises(VtsimError, match="floors-are-kept|takes more than its limit leaves"):
-        share(hogs(40), hogs(40))
-
-
-def test_memory_that_nobody_booked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vtsim.engine.account.Account.book", lambda self, taken, done: None)
-    with pytest.raises(InvariantError, match="tenant-is-accounted"):
-        share(hogs(4), hogs(4))
 
 
 def test_runs_are_of_their_kinds() -> None:
