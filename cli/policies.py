@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from vtsim.cli.state import Debug
 from vtsim.parameters import parameters_of
-from vtsim.registry import POLICIES
+from vtsim.registry import POLICIES, choose_policies
 
 
-def policies(debug: Debug = False) -> None:
-    """List the memory policies, their parameters and defaults."""
-    for name in POLICIES.names():
-        policy = POLICIES.load(name)
+def policies(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="These only; also FILE.py:Class. [default: all]"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """List the memory policies, their parameters and defaults.
+
+    `vtsim policy` writes a new one and holds one to its contract.
+    """
+    if names:
+        chosen = {choice.label: choice.policy for choice in choose_policies(names, {})}
+    else:
+        chosen = {name: POLICIES.load(name) for name in POLICIES.names()}
+    for name, policy in chosen.items():
         print(f"{name}: {policy.summary}")
         print(f"  kernels: {', '.join(policy.kernels)}")
         for parameter in parameters_of(policy.parameters_type):
