@@ -34,17 +34,17 @@ TUTORIAL = [
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", [*POLICIES.built_in, *TUTORIAL], ids=lambda n: n.split("/")[-1])
 def test_sound_policies_pass_every_check(name: str, check: str, budget: int) -> None:
-    outcome = Trial(POLICIES.find(name)).run(CHECKS[check], 6 * budget)
+    outcome = Trial(POLICIES.find(name)).run(CHECKS[check], 4 * budget)
     assert outcome.failure is None, outcome.failure
     assert outcome.examples >= 1 and not outcome.note
 
 
-@pytest.mark.parametrize("check", ["rollback", "plans", "progress"])
+@pytest.mark.parametrize("check", ["rollback", "progress"])
 def test_every_parameterisation_passes(make_policy: MakePolicy, check: str, budget: int) -> None:
     policy = make_policy(False)
     trial = Trial(lambda parameters, placement: make_policy(placement))
     trial.policy_class = type(policy)
-    outcome = trial.run(CHECKS[check], 10 * budget)
+    outcome = trial.run(CHECKS[check], 4 * budget)
     ahead: int = getattr(policy.options, "initial_tokens", 0)
     if outcome.failure is not None and ahead:
         # vtensor asks for initial_tokens behind the last chunk that create has not looked at.

@@ -1,4 +1,4 @@
-"""What the tutorial builds and says of it: a sound policy, and one with vtensor where it says so."""
+"""What the tutorial builds and says of it: a sound policy, and one with vtensor where it says."""
 
 from __future__ import annotations
 
