@@ -119,8 +119,12 @@ def test_giving_up_what_is_in_use_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         return Plan(Phase.LIMIT) if self._own_units else set_limit(self, limit_bytes)
 
     monkeypatch.setattr(VTensorPolicy, "set_limit", lavish)
+    # Of three: where two can give, each is asked what it uses.
+    monkeypatch.setattr(Grants, "_idle", lambda self, giver: 100 * MIB)
+    traces = (hogs(20), hogs(20), hogs(20, at=S // 40))
+    tenants = [Tenant(name, trace, MODEL) for name, trace in zip("abc", traces, strict=True)]
     with pytest.raises(BackendError, match="the vtensor policy gives up what is in use"):
-        share(hogs(20), hogs(20, at=S // 40))
+        replay_tenants(tenants, ["vtensor"], max_model_len=300, kv_memory=160 * MIB)
 
 
 def test_tenants_that_wait_for_ever_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,11 +155,14 @@ class Grants:
         """Have others give `missing` bytes of what is idle: all of it or nothing."""
         if missing <= 0:
             return True
-        offers = sorted(
-            (-self._offer(other), other.order, other)
-            for other in self.tenants
-            if other is not tenant and other.account.gives
-        )
+        givers = [other for other in self.tenants if other is not tenant and other.account.gives]
+        idle = {giver.order: self._idle(giver) for giver in givers}
+        if sum(idle.values()) < missing:
+            return False
+        givers = [giver for giver in givers if idle[giver.order]]
+        if len(givers) > 1:  # else who is asked refuses by itself
+            idle = {giver.order: self._offer(giver) for giver in givers}
+        offers = sorted((-idle[giver.order], giver.order, giver) for giver in givers)
         if -sum(offer for offer, _, _ in offers) < missing:
             return False
         for offer, order, giver in offers:
@@ -174,30 +177,39 @@ class Grants:
                 record[1] += 1
         return missing <= 0
 
-    def _offer(self, giver: TenantEngine) -> int:
-        """What `giver` could give now, above its floor and its claim. Changes nothing."""
+    def _idle(self, giver: TenantEngine) -> int:
+        """What `giver` does not use, above its floor and its claim: it can give no more than so
+        much, and less if that lies in pieces between what it uses."""
         account = giver.account
         over = account.held - max(account.share.floor_bytes, account.claim)
         if over <= 0:
             return 0
         usage = giver.policy.usage()
-        idle = account.held
-        if usage.kv_live + usage.kv_slack:
-            answer = giver.policy.set_limit(0)  # refused, as it must be: it says what is in use
-            if isinstance(answer, Plan):
-                raise BackendError(f"the {giver.policy.name} policy gives up what is in use")
-            idle -= answer.nbytes
-        return min(idle, over) // account.unit_bytes * account.unit_bytes
+        idle = min(over, account.held - usage.kv_live - usage.kv_slack)
+        return idle // account.unit_bytes * account.unit_bytes
+
+    def _offer(self, giver: TenantEngine) -> int:
+        """What `giver` could give now. Changes nothing."""
+        account = giver.account
+        idle = self._idle(giver)
+        usage = giver.policy.usage()
+        if not (idle and usage.kv_live + usage.kv_slack):
+            return idle
+        answer = giver.policy.set_limit(0)  # refused, as it must be: it says what is in use
+        if isinstance(answer, Plan):
+            raise BackendError(f"the {giver.policy.name} policy gives up what is in use")
+        free = account.held - answer.nbytes
+        return min(idle, free // account.unit_bytes * account.unit_bytes)
 
     def _give(self, giver: TenantEngine, nbytes: int, now: Tick) -> int:
         """`giver` gives up at least so much; its worker does it when it gets to it."""
         self.snapshot()
-        giver.observe(now)
         account = giver.account
         before = account.held
         answer = giver.policy.set_limit(before - nbytes)
         if not isinstance(answer, Plan):
             return 0
+        giver.observe(now)
         account.granted = before - nbytes
         giver.carry_out(answer, now)
         return before - account.held
