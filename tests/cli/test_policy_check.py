@@ -196,6 +196,14 @@ def test_what_a_policy_prints_does_no_harm(plugin: str, capsys: pytest.CaptureFi
     assert "hello" in text and "passed" in text
 
 
+def test_nothing_is_left_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checked(capsys, 0, "native", "--examples", "3")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_traceback_is_shown_on_demand(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [f"{plugin}:Raises", "--only", "plans", "--examples", "2"]
     assert run(["policy", "check", *arguments, "--debug"]) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -191,7 +191,8 @@ class Trial:
         )
         tried: Any = hypothesis.seed(seed)(machine(self.make))
         try:
-            run_state_machine_as_test(tried, settings=settings)
+            with _nothing_kept():
+                run_state_machine_as_test(tried, settings=settings)
         except hypothesis.errors.Flaky as error:
             flaky = ContractError("deterministic", "the same calls fail once and hold once")
             return Outcome(
@@ -245,6 +246,20 @@ class Trial:
         if again is not None and _alike(again, failure):
             return again
         return Failure(failure.name, failure.detail, failure.place, failure.error, example)
+
+
+@contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """Hypothesis writes what it learns of a program to the folder it runs in: not here."""
+    from hypothesis import configuration
+
+    before = getattr(configuration, "__hypothesis_home_directory", None)
+    with TemporaryDirectory() as folder:
+        configuration.set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            configuration.set_hypothesis_home_dir(before)
 
 
 class WalkedInto(Exception):
