@@ -78,7 +78,8 @@ class Scheduler:
         self._fruitless = 0
         self._history = PrefixHistory(policy.grain_tokens) if recorder.decisions else None
         self._fenced = policy.fenced
-        self._keep_victims = Keep.SWAP if limits.preemption == "swap" else Keep.RECORD
+        self._swaps = limits.preemption == "swap"
+        self._keep_victims = Keep.SWAP if self._swaps else Keep.RECORD
         self._late_plans = policy.lookahead == 0
         self._ahead = 1 + policy.lookahead if limits.admit == "prompt" else 0
         self._named = trace.has_hashes or len(trace.session_names) > 0
@@ -200,7 +201,7 @@ class Scheduler:
             if len(running) >= self._max_num_seqs:
                 return self._explain_wait(live, "max_num_seqs", 0)
             seq.order = self._orders
-            known = seq.content or self._keep_victims is Keep.SWAP  # swapped: whatever its name
+            known = seq.content or self._swaps  # swapped: whatever its name
             match = self.policy.match(seq) if known else NO_MATCH
             refusal = self._create(live, match, budget)
             if refusal is not None and match.tokens and not (running or self.running):
