@@ -44,6 +44,8 @@ def run_checks(
     for path in (save, json):
         if path is not None:
             output.check_file(path)
+    if save is not None and (output.is_stdout(save) or str(save) == json):
+        raise ConfigError(f"--save {save}: name a file of its own")
     trial = Trial(choice.policy, choice.parameters)
     to = sys.stderr if json is not None and output.is_stdout(json) else sys.stdout
     print(policy_report.head(choice), file=to, flush=True)

@@ -227,6 +227,8 @@ def test_a_traceback_is_shown_on_demand(plugin: str, capsys: pytest.CaptureFixtu
         (["paged", "--example", "mine.py", "--only", "leap"], "mine.py"),
         (["paged", "--example", "none.json", "--only", "leap"], "none.json"),
         (["paged", "--save", "no/where.json"], "cannot write no/where.json"),
+        (["paged", "--save", "-"], "--save -: name a file of its own"),
+        (["paged", "--save", "a", "--json", "a"], "--save a: name a file of its own"),
         (["paged", "--json", "no/where.json"], "cannot write no/where.json"),
     ],
 )

@@ -105,7 +105,11 @@ def test_any_part_of_a_walk_is_a_walk() -> None:
         (lambda d: d["source"]["vtsim-check"].update(tokens_in_chunks=[1]), "ValueError"),
         (lambda d: d["source"]["vtsim-check"]["limits"].update(admit="?"), "admit '?'"),
         (lambda d: d["source"]["vtsim-check"].update(calls=[["jump", {}]]), "no call 'jump'"),
-        (lambda d: d["source"]["vtsim-check"].update(calls=[["retire", {"x": 1.5}]]), "x: 1.5"),
+        (lambda d: d["source"]["vtsim-check"].update(calls=[["retire", {"x": 1}]]), "argument"),
+        (
+            lambda d: d["source"]["vtsim-check"].update(calls=[["retire", {"running": 1.5}]]),
+            "running: 1.5",
+        ),
     ],
 )
 def test_an_example_that_is_none_is_told(change: Any, told: str, tmp_path: Path) -> None:

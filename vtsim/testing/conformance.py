@@ -71,8 +71,13 @@ def _few(seed: int) -> Case:
     return random_case(Random(seed), "high", requests=6)
 
 
-def _refuse_some(make: MakePolicy, case: Case) -> None:
-    refuse_each_call(make, case, most=25)
+def _few_or_two(seed: int) -> Case:
+    return random_case(Random(seed), "high", requests=2 if seed % 2 else 6)
+
+
+def _refuse(make: MakePolicy, case: Case) -> None:
+    """Every operation of the smallest runs; 25 of larger ones, evenly spread."""
+    refuse_each_call(make, case, most=None if len(case.trace) <= 2 else 25)
 
 
 CHECKS = {
@@ -95,7 +100,7 @@ CHECKS = {
             runs.compare_placement,
             _any_or_high,
         ),
-        Check("refusals", "the device refuses any operation", _refuse_some, _few, share=4),
+        Check("refusals", "the device refuses any operation", _refuse, _few_or_two, share=4),
         Check(
             "determinism",
             "the same run twice, and in other processes",

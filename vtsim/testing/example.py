@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ def _parse(trace: Trace, told: Mapping[str, Any]) -> Example:
         if name not in Walk.NAMES:
             raise ValueError(f"there is no call {name!r}")
         least = -1 if name == "create" else 0
+        signature(getattr(Walk, f"_{name}")).bind(None, **given)
         calls.append((name, {key: _whole(value, key, least) for key, value in given.items()}))
     return Example(case_of(setup), tuple(calls))
 
