@@ -450,6 +450,25 @@ class OtherGrain(PagedPolicy):
         return plan
 
 
+@breaks("match-in-memory")
+class ServesAnother(VTensorPolicy):
+    """The first chunk of a match is somebody else's."""
+
+    def create(self, seq: Any, match: Match, *arguments: Any) -> Plan | Shortage:
+        answer = super().create(seq, match, *arguments)
+        if isinstance(answer, Plan) and match.tokens and self._placed is not None:
+            first = self._placed.tables[self._vset[seq.index].slot][0]
+            others = [unit for unit in self._placed.references if unit != first]
+            if others and self.kv.full_units(match.tokens):
+                other = others[0] * self.kv.arenas
+
+                def elsewhere(op: Operation) -> dict[str, int]:
+                    return {} if op.index else {"chunk": other + op.arena}
+
+                return changed(answer, OpKind.MAP, elsewhere)
+        return answer
+
+
 # -- plans, continued ------------------------------------------------------------------------------
 
 

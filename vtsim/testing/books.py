@@ -28,6 +28,8 @@ class Member:
     """Where its KV lies, once a plan has told; -1 until then."""
     table: dict[tuple[int, int], int] = field(default_factory=dict)
     """(arena, index) -> chunk, as seen in the page table."""
+    noted: int = 0
+    """Chunks of its first arena that are full and whose tokens are noted."""
     last_step: int = -1
     """The last step that reads it, once it has been released."""
 

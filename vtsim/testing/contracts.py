@@ -26,6 +26,7 @@ CONTRACTS: dict[str, str] = {
     "match-bounded": "at least one token of a prompt is computed",
     "match-named": "only tokens with known content are matched",
     "match-computed": "only tokens that were computed are matched",
+    "match-in-memory": "what was matched is what lies there when its sequence begins",
     "match-grain": "matches are multiples of grain_tokens",
     # refusals
     "refusal-changes-nothing": "a call that returns a Shortage has changed nothing",

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from vtsim.backends.sim import SimBackend
-from vtsim.memory.journal import Journal
 from vtsim.memory.radix import clip, join
 from vtsim.plan import NO_MATCH, NOTHING, Keep, Match, Plan, Shortage
 from vtsim.ports import Batch
@@ -23,44 +21,14 @@ from vtsim.testing.books import Member
 from vtsim.testing.cases import Case
 from vtsim.testing.contracts import demand
 from vtsim.testing.form import check_form, said_of
+from vtsim.testing.sides import MakePolicy, Side
 from vtsim.testing.state import fingerprint
-from vtsim.testing.toys import toy_device
+from vtsim.testing.written import Written
 
-MakePolicy = Callable[[bool], Any]
-"""A fresh policy, made with placement or without."""
+__all__ = ["MakePolicy", "PolicyDriver"]
 
 Decide = Callable[[Any], Any]
 """A decision of the policy that it is given."""
-
-
-class ReadingJournal(Journal):
-    """A journal that sees to it that arguments are only read."""
-
-    def _call(self, name: str, *arguments: Any) -> Plan | Shortage:
-        read = [a for a in arguments if isinstance(a, Sequence | Batch)]
-        before = [fingerprint(argument) for argument in read]
-        answer = super()._call(name, *arguments)
-        same = [fingerprint(argument) for argument in read] == before
-        demand(same, "arguments-unchanged", f"{name} changed what it was given", name)
-        return answer
-
-
-class Side:
-    """The policy and its backend, with placement or without."""
-
-    def __init__(self, make: MakePolicy, case: Case, placement: bool) -> None:
-        self.served = ReadingJournal(make(placement))
-        self.kv = case.kv_layout(self.served)
-        self.limit_bytes = case.limit_bytes(self.kv)
-        self.device = toy_device(self.limit_bytes, self.kv.slot_bytes * case.slots)
-        self.backend = SimBackend(self.device, self.kv, placement=placement, keep_log=False)
-
-    @property
-    def policy(self) -> Any:
-        return self.served.policy
-
-    def state(self) -> object:
-        return fingerprint(self.policy)
 
 
 class PolicyDriver:
@@ -72,6 +40,8 @@ class PolicyDriver:
         self.kv = self.placed.kv
         self.max_model_len = case.max_model_len
         self.limit_bytes = self.placed.limit_bytes
+        backend = self.placed.backend
+        self.written = Written(self.kv, lambda slot, index: backend.chunk_at((0, slot, index)))
         self.batch = Batch()
         self.step = 1
         self.running: dict[int, Member] = {}
@@ -142,6 +112,8 @@ class PolicyDriver:
         member = self.running[seq.index] = Member(seq, matched + tokens, matched)
         self.batch.running[seq.index] = seq
         self._learn_slot(member, plan)
+        if member.slot >= 0:
+            self.written.begin(member)
         promises.check_whole(self.counted.policy, seq, member.tokens, whole_tokens)
         self._grown(member)
         return True
@@ -295,6 +267,8 @@ class PolicyDriver:
         self._note_content(member)
 
     def _note_content(self, member: Member) -> None:
+        if member.slot >= 0:
+            self.written.grow(member)
         content = join(member.seq.content, member.seq.output_content)
         known = clip(content, 0, member.tokens)
         if known and known not in self.contents:
