@@ -1,4 +1,4 @@
-"""A policy and its own simulated device, with placement or without: one half of a `PolicyDriver`."""
+"""A policy and its own simulated device, with placement or without: half of a `PolicyDriver`."""
 
 from __future__ import annotations
 
