@@ -9,7 +9,7 @@ they are needed or trimmed. All decisions are made on counts of units (one chunk
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vtsim.errors import ConfigError, InvariantError
 from vtsim.memory.eviction import EvictionRule, make_order
@@ -101,8 +101,7 @@ class Recorded:
     """The vTensor that continues it in place."""
 
 
-@dataclass(slots=True)
-class Leaving:
+class Leaving(NamedTuple):
     """A released vTensor that kernels up to `step` may still read."""
 
     step: int
@@ -454,9 +453,10 @@ class VTensorPolicy(Policy):
         content: tuple[Run, ...] = ()
         if keep is RECORD and self._records:
             content = join(seq.content, seq.output_content)
-        self._leaving.append(Leaving(step, vtensor, content))
-        self._leaving_units += vtensor.mapped - vtensor.shared
-        self._leaving_mapped += vtensor.mapped
+        self._leaving.append(_new(Leaving, (step, vtensor, content)))
+        mapped = vtensor.mapped
+        self._leaving_units += mapped - vtensor.shared
+        self._leaving_mapped += mapped
         return NOTHING
 
     def retire(self, step: int) -> Plan:
@@ -473,22 +473,22 @@ class VTensorPolicy(Policy):
         plan: Plan | None = None
         unmapped = 0
         plain = self._placed is None and self._keeps_all and not self._parks
-        for leaving in ended:
-            vtensor = leaving.vtensor
-            own = vtensor.mapped - vtensor.shared
+        for _, vtensor, content in ended:
+            mapped, shared = vtensor.mapped, vtensor.shared
+            own = mapped - shared
             self._own_units -= own
             self._leaving_units -= own
-            self._leaving_mapped -= vtensor.mapped
-            self._shared_units -= vtensor.shared
+            self._leaving_mapped -= mapped
+            self._shared_units -= shared
             self._still_tokens -= vtensor.tokens
-            if plain and vtensor.leaf is None and not leaving.content:
+            if plain and vtensor.leaf is None and not content:
                 unmapped += own
                 self._pool.give(own)
                 self._slots.give(vtensor.slot)
                 continue
             if plan is None:
                 plan = Plan(RETIRING, None, self._chunk_bytes)
-            if not (leaving.content and self._record(plan, vtensor, leaving.content)):
+            if not (content and self._record(plan, vtensor, content)):
                 self._let_go(plan, vtensor)
         if plan is None:
             return self._retires[unmapped]

@@ -70,6 +70,7 @@ class SimBackend:
         self._next_ticket = 0
         self._done: dict[int, Receipt] = {}
         self._closed = False
+        self._counts_only = not placement and fail_at is None
 
     @property
     def placement(self) -> bool:
@@ -108,7 +109,7 @@ class SimBackend:
 
     def execute(self, plan: Plan, step: int) -> Receipt:
         """`submit` and `settle` in one; in a plain run, no more than counting bytes."""
-        if self._driver is not None or self._fail_at is not None or self._closed:
+        if not self._counts_only:
             return self.settle(self.submit(plan, step))
         counts = plan.counts
         if plan.allocation_bytes or counts[_RESERVE] or counts[_FREE]:
@@ -158,6 +159,7 @@ class SimBackend:
         if self._closed:
             return
         self._closed = True
+        self._counts_only = False
         if self._driver is not None:
             self._driver.check_empty()
         elif self._in_use or self._arenas_reserved:

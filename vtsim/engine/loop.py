@@ -63,6 +63,7 @@ class Engine(Scheduler):
             self.arrivals,
             self.recorder,
         )
+        timeout = env.timeout
         now: Tick = 0
         while True:
             self.now = now
@@ -88,7 +89,7 @@ class Engine(Scheduler):
                     "arrivals or waits lie too far apart"
                 )
             if wake > now:
-                yield env.timeout(wake - now)
+                yield timeout(wake - now)
                 now = wake
         stranded = self.arrivals.stranded()
         if stranded:
@@ -121,7 +122,12 @@ class Engine(Scheduler):
         finishing = self._finishing
         if prompts or finishing and finishing[0][0] <= self.step:
             self.progress(prompts, end)
-        if self.leaps and self.batch.decoding and not (self._waiting or self._prefilling):
+        if (
+            self.leaps
+            and self.arrivals.next_at > end
+            and self.batch.decoding
+            and not (self._waiting or self._prefilling)
+        ):
             return self._leap(end, cost)
         following = self.decide()
         recorder = self.recorder
