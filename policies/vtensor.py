@@ -113,6 +113,40 @@ class Leaving(NamedTuple):
 class VTensorPolicy(Policy):
     """docs/names.md maps the paper's names (VTM, vSet, pSet, rTree, ...) to this code."""
 
+    # An object of more than 30 attributes is slow to look into without.
+    __slots__ = (
+        "_adaptive",
+        "_arenas",
+        "_chunk_bytes",
+        "_continued",
+        "_creates",
+        "_extends",
+        "_extents",
+        "_foreseen",
+        "_foresees",
+        "_growth",
+        "_keeps_all",
+        "_lead_tokens",
+        "_leaving",
+        "_leaving_mapped",
+        "_leaving_units",
+        "_own_units",
+        "_parks",
+        "_placed",
+        "_pool",
+        "_prefixes",
+        "_records",
+        "_retain_units",
+        "_retires",
+        "_shared_units",
+        "_slots",
+        "_still_tokens",
+        "_token_bytes",
+        "_uneven",
+        "_unit_bytes",
+        "_vset",
+    )
+
     name = "vtensor"
     summary = "vTensor / FlexInfer: chunks mapped on demand behind contiguous virtual memory"
     parameters_type = VTensorParameters

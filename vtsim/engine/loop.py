@@ -7,8 +7,8 @@ at once for a run of decode steps in which nothing can happen: it changes no res
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Generator
+from heapq import heappop
 from typing import Any
 
 import simpy
@@ -33,6 +33,8 @@ LATEST: Tick = (1 << 63) - 1
 
 class Engine(Scheduler):
     """Replays one trace against one policy. Everything it learns goes to the recorder."""
+
+    __slots__ = ("executor", "leaps")
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class Engine(Scheduler):
             self.late.clear()
         worker = self.worker
         launch = end if worker.needed_at <= end else worker.wait(end)
-        if self.leaps and launch == end and not following.prompts and self._refusals_last():
+        if self.leaps and launch == end and not following[0] and self._refusals_last():
             return self._leap_on(following, launch)
         return following, launch
 
@@ -292,7 +294,7 @@ class Engine(Scheduler):
         """The next step in which a decoding sequence finishes."""
         finishing = self._finishing
         while finishing[0][2].finish_step != finishing[0][0]:
-            heapq.heappop(finishing)  # preempted since
+            heappop(finishing)  # preempted since
         return finishing[0][0]
 
     def _quiet_at(self, launch: Tick) -> bool:

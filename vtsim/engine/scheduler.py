@@ -7,7 +7,7 @@ may look into a policy, a backend or a cost model.
 
 from __future__ import annotations
 
-import heapq
+from heapq import heappop, heappush
 
 from vtsim.engine.arrivals import Arrivals
 from vtsim.engine.history import PrefixHistory
@@ -31,6 +31,50 @@ PATIENCE = 10_000
 
 class Scheduler:
     """Waiting, running and finishing sequences, and the decisions about them."""
+
+    # An object of more than 30 attributes is slow to look into without.
+    __slots__ = (
+        "_ahead",
+        "_check",
+        "_count",
+        "_execute",
+        "_fenced",
+        "_finishing",
+        "_fruitless",
+        "_granted",
+        "_history",
+        "_keep_victims",
+        "_kv_tokens",
+        "_late_plans",
+        "_live",
+        "_max_batched_tokens",
+        "_max_model_len",
+        "_max_num_seqs",
+        "_named",
+        "_orders",
+        "_outputs",
+        "_preempted",
+        "_prefilling",
+        "_priorities",
+        "_prompts",
+        "_released",
+        "_swaps",
+        "_waiting",
+        "answered",
+        "arrivals",
+        "backend",
+        "batch",
+        "eventful",
+        "late",
+        "limits",
+        "now",
+        "policy",
+        "recorder",
+        "running",
+        "step",
+        "trace",
+        "worker",
+    )
 
     def __init__(
         self,
@@ -102,7 +146,7 @@ class Scheduler:
             if prompt + self._outputs[row] > self._max_model_len:
                 self._reject(live, "max_model_len", 0)
             else:
-                heapq.heappush(waiting, (live.rank, live))
+                heappush(waiting, (live.rank, live))
 
     # -- Algorithm 1 ------------------------------------------------------------------------------
 
@@ -126,10 +170,10 @@ class Scheduler:
             live.finish_step = step + left
             self.batch.decoding[seq.index] = seq
             self._kv_tokens += seq.prompt_tokens
-            heapq.heappush(self._finishing, (live.finish_step, seq.order, live))
+            heappush(self._finishing, (live.finish_step, seq.order, live))
         finishing = self._finishing
         while finishing and finishing[0][0] <= step:
-            _, order, live = heapq.heappop(finishing)
+            _, order, live = heappop(finishing)
             if live.finish_step == step and order == live.seq.order:  # not preempted since
                 self._finish(live, end)
 
@@ -211,10 +255,10 @@ class Scheduler:
                 if self._comes(refusal) or running or self.running:
                     reason = "slots" if refusal.slots else "memory"
                     return self._explain_wait(live, reason, refusal.nbytes)
-                heapq.heappop(waiting)
+                heappop(waiting)
                 self._reject(live, "capacity", refusal.nbytes)
                 continue
-            heapq.heappop(waiting)
+            heappop(waiting)
             self._orders += 1
             self.eventful = True
             running[seq.index] = seq
@@ -295,7 +339,7 @@ class Scheduler:
         victim.prompt_tokens = self._prompts[victim.index] + live.generated
         live.prefilled = live.chunk = 0
         self.recorder.preempt(victim.index, self.now, self.step + 1, "shortage", shortage.nbytes)
-        heapq.heappush(self._waiting, (live.rank, live))
+        heappush(self._waiting, (live.rank, live))
 
     def stall(self) -> None:
         """No step can be decided before what runs has ended. A run that stays so is stuck."""
