@@ -242,15 +242,61 @@ class VTensorPolicy(Policy):
     def create(
         self, seq: Sequence, match: Match, tokens: int, whole_tokens: int
     ) -> Plan | Shortage:
-        record: Record | None = match.handle
-        if record is None:
-            return self._create_fresh(seq, tokens, whole_tokens)
+        if match.handle is not None:
+            return self._create_shared(seq, match, tokens, whole_tokens)
+        # With nothing to share: in an empty slot, or in a parked one with all it has.
+        kv, pool, slots = self.kv, self._pool, self._slots
+        complete = tokens >= seq.prompt_tokens
+        ahead = self._lead_tokens
+        if complete and self._uneven:
+            ahead = self._ahead(seq, tokens)
+        units = kv.units(tokens + ahead if complete else tokens)
+        whole = self._whole_units(seq, whole_tokens) if self._uneven else kv.units(whole_tokens)
+        missing = (whole if whole > units else units) - pool.available
+        if missing > 0:
+            missing -= slots.parked_units + self._extents.record_units
+        parked, empty = slots.parked, slots.empty
+        no_slot = 0 if parked or empty else self._slot_shortage(None)
+        if missing > 0 or no_slot:
+            return self._no_room(missing, no_slot)
+        if self._foresees:
+            self._prefixes.admitted(seq.index)
+        if empty and not parked and units <= pool.pooled and self._placed is None:
+            pool.take(units)
+            self._own_units += units
+            plan, slot, mapped = self._creates[units], slots.take(), units
+            vtensor = VTensor(slot, None, 0, units, tokens)
+        else:
+            plan, mapped = Plan(CREATING, None, self._chunk_bytes), 0
+            if parked:
+                slot, mapped = slots.adopt(units)
+                self._own_units += mapped
+            else:
+                slot = slots.take() if empty else self._new_slot(plan, None)
+            vtensor = VTensor(slot, None, 0, mapped, tokens)
+            self._map(plan, vtensor, units, None)
+            self._close(plan)
+        self._vset[seq.index] = vtensor
+        if not complete:
+            self._still_tokens += tokens
+        elif mapped > units or self._uneven:
+            self._still_tokens += tokens
+            self._decode(seq, vtensor)
+        else:  # no more is mapped than its tokens and the lead need
+            self._growth.join(seq.index, tokens, units, tokens, seq.order)
+        return plan
+
+    def _create_shared(
+        self, seq: Sequence, match: Match, tokens: int, whole_tokens: int
+    ) -> Plan | Shortage:
+        """`create` that shares the matched record's full units and copies the rest of it."""
+        record: Record = match.handle
         kv = self.kv
         held = match.tokens + tokens
         inplace = self._goes_on(record, match.tokens)
         shared = record.payload.units if inplace else kv.full_units(match.tokens)
         units = kv.units(held + self._ahead(seq, held))
-        missing = max(units, kv.units(whole_tokens)) - shared - self._reach()
+        missing = max(units, self._whole_units(seq, whole_tokens)) - shared - self._reach()
         missing += self._extents.idle_units(record.payload.leaf)
         no_slot = 0 if inplace else self._slot_shortage(record)
         if missing > 0 or no_slot:
@@ -277,45 +323,6 @@ class VTensorPolicy(Policy):
         if held >= seq.prompt_tokens:
             self._decode(seq, vtensor)
         return self._close(plan)
-
-    def _create_fresh(self, seq: Sequence, tokens: int, whole_tokens: int) -> Plan | Shortage:
-        """`create` with nothing to share: in an empty slot, or in a parked one with all it has."""
-        kv, pool, slots = self.kv, self._pool, self._slots
-        complete = tokens >= seq.prompt_tokens
-        ahead = self._lead_tokens
-        if complete and self._uneven:
-            ahead = self._ahead(seq, tokens)
-        units = kv.units(tokens + ahead if complete else tokens)
-        whole = kv.units(whole_tokens)
-        missing = (whole if whole > units else units) - pool.available
-        if missing > 0:
-            missing -= slots.parked_units + self._extents.record_units
-        parked, empty = slots.parked, slots.empty
-        no_slot = 0 if parked or empty else self._slot_shortage(None)
-        if missing > 0 or no_slot:
-            return self._no_room(missing, no_slot)
-        if self._foresees:
-            self._prefixes.admitted(seq.index)
-        if empty and not parked and units <= pool.pooled and self._placed is None:
-            pool.take(units)
-            self._own_units += units
-            plan, slot, mapped = self._creates[units], slots.take(), units
-            vtensor = VTensor(slot, None, 0, units, tokens)
-        else:
-            plan, mapped = Plan(CREATING, None, self._chunk_bytes), 0
-            if parked:
-                slot, mapped = slots.adopt(units)
-                self._own_units += mapped
-            else:
-                slot = slots.take() if empty else self._new_slot(plan, None)
-            vtensor = VTensor(slot, None, 0, mapped, tokens)
-            self._map(plan, vtensor, units, None)
-            self._close(plan)
-        self._vset[seq.index] = vtensor
-        self._still_tokens += tokens
-        if complete:
-            self._decode(seq, vtensor, mapped > units or self._uneven)
-        return plan
 
     def _no_room(self, missing: int, no_slot: int) -> Shortage:
         return Shortage(
@@ -354,6 +361,13 @@ class VTensorPolicy(Policy):
         if self._adaptive:
             return self._further(held) + self.options.initial_tokens
         return self._lead_tokens + self.options.initial_tokens
+
+    def _whole_units(self, seq: Sequence, whole_tokens: int) -> int:
+        """Units for `whole_tokens`; a whole prompt comes with what is mapped behind it."""
+        if whole_tokens >= seq.prompt_tokens:
+            behind = self._lead_tokens + self.options.initial_tokens
+            whole_tokens = max(whole_tokens, seq.prompt_tokens + behind)
+        return self.kv.units(whole_tokens)
 
     def _further(self, held: int) -> int:
         """Tokens that a sequence about to decode is mapped further, so that it does not need its
@@ -396,13 +410,12 @@ class VTensorPolicy(Policy):
         counts[MAP] += units * self._arenas
         self._own_units += units
 
-    def _decode(self, seq: Sequence, vtensor: VTensor, spare: bool = True) -> None:
-        """The prompt is complete: from the next step on `seq` grows with the others. `spare`: more
-        may be mapped than its tokens and the lead need."""
+    def _decode(self, seq: Sequence, vtensor: VTensor) -> None:
+        """The prompt is complete: from the next step on `seq` grows with the others."""
         tokens, mapped = vtensor.tokens, vtensor.mapped
         self._still_tokens -= tokens
         ahead = self._further(tokens) if self._adaptive else 0
-        covered = self.kv.unit_tokens(mapped) if spare else tokens
+        covered = self.kv.unit_tokens(mapped)
         self._growth.join(seq.index, tokens, mapped, covered, seq.order, ahead)
 
     # -- extend -----------------------------------------------------------------------------------
