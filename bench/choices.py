@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from engine import MOONCAKE, Stopwatch  # type: ignore[import-not-found]
+from engine import MOONCAKE, Stopwatch, bare_loop  # type: ignore[import-not-found]
 
 from vtsim.api import replay
 from vtsim.metrics.result import PolicyRun
@@ -115,7 +115,7 @@ def main() -> None:
         }
         for choice, run, rate in runs:
             print(line(choice, run, rate, best), flush=True)
-        print()
+        print(f"\nbare loop: {bare_loop() / 1e6:.2f} M/s (see engine.py)\n")
 
 
 if __name__ == "__main__":
