@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -173,20 +172,31 @@ def test_memory_alone_may_differ(
         (["{run}", "{file}"], "not a saved run, result.json is missing"),
         (["{one}"], "which two policies? --policy LABEL:LABEL (there are: paged)"),
         (["{broken}", "{run}"], "result.json: not a saved run's document"),
+        (["{tenants}"], "tenants: a run of tenants; name the folder of one ("),
+        (["{run}", "{numbers}"], "not a saved run's document: 'trace' is not what a run says"),
+        (["{run}", "{labels}"], "not a saved run's document: 'label' is not a name"),
+        (["{run}", "{deep}"], "not a saved run's document: nested too deep"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
     arguments: list[str], told: str, replayed: Replayed, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "result.json").write_text(json.dumps({"runs": []}))
+    documents = {
+        "broken": '{"runs": []}',
+        "tenants": '{"runs": [], "tenants": [{"tenant": "a"}, {"tenant": "b"}]}',
+        "numbers": '{"trace": 1, "options": {}, "runs": [{"label": "paged"}]}',
+        "labels": '{"trace": {}, "options": {}, "runs": [{"label": ["paged"]}]}',
+        "deep": "[" * 100_000,
+    }
+    for name, text in documents.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(text)
     names = {
         "run": replayed(*BOTH, "1GiB"),
         "one": replayed("--policy", "paged"),
         "file": Path(__file__),
-        "broken": broken,
+        **{name: tmp_path / name for name in documents},
     }
     capsys.readouterr()
     assert run(["diff", *(text.format(**names) for text in arguments)]) == 2

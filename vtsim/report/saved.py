@@ -98,9 +98,16 @@ def _document(folder: Path) -> Mapping[str, Any]:
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        for key in ("trace", "options", "runs"):
-            document[key]
-        [run["label"] for run in document["runs"]]
+        if isinstance(document, dict) and "tenants" in document:
+            names = ", ".join(str(folder / each["tenant"]) for each in document["tenants"])
+            raise ConfigError(f"{folder}: a run of tenants; name the folder of one ({names})")
+        for key, kind in (("trace", dict), ("options", dict), ("runs", list)):
+            if not isinstance(document[key], kind):
+                raise ValueError(f"{key!r} is not what a run says")
+        if not all(isinstance(run["label"], str) for run in document["runs"]):
+            raise ValueError("'label' is not a name")
+    except RecursionError:
+        raise ConfigError(f"{path}: not a saved run's document: nested too deep") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a saved run's document: {error}") from None
     found: Mapping[str, Any] = document
