@@ -164,6 +164,9 @@ def test_the_parts_of_a_tenant() -> None:
             parse_tenant(f"{name}:t:m")
     with pytest.raises(ConfigError, match="limit 0 is not a size"):
         parse_tenant("a:t:m:0")
+    for limit in ("-1GiB", "0.5", "20G", "1e400GiB", "nan", "99999999999TiB"):
+        with pytest.raises(ConfigError, match=f"--tenant a:t:m:{limit}: size: "):
+            parse_tenant(f"a:t:m:{limit}")
 
 
 @pytest.mark.parametrize(

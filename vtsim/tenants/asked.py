@@ -14,6 +14,8 @@ from vtsim.request import Trace
 from vtsim.spec import ModelSpec, load_model
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_LIKE_A_SIZE = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?\s*([a-z]?i?b?)?|[-+]?(inf|nan)", re.IGNORECASE)
+"""A limit that was meant, not a model: `-1GiB`, `0.5`, `20G`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ def parse_tenant(text: str) -> Tenant:
         try:
             limit = parse_bytes(rest[-1])
             rest.pop()
-        except ConfigError:
-            pass  # then it is the model, behind a trace with a colon
+        except ConfigError as error:  # then it is the model, behind a trace with a colon
+            if _LIKE_A_SIZE.fullmatch(rest[-1]):
+                raise ConfigError(f"--tenant {text}: {error}") from error
     if len(rest) < 2 or not all((name, rest[-1], ":".join(rest[:-1]))):
         raise ConfigError(f"--tenant {text}: wanted is NAME:TRACE:MODEL or NAME:TRACE:MODEL:LIMIT")
     return Tenant(name, ":".join(rest[:-1]), rest[-1], limit)
