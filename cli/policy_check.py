@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json as json_format
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -44,8 +45,12 @@ def run_checks(
     for path in (save, json):
         if path is not None:
             output.check_file(path)
-    if save is not None and (output.is_stdout(save) or str(save) == json):
+    if save is not None and (output.is_stdout(save) or _one_file(save, json)):
         raise ConfigError(f"--save {save}: name a file of its own")
+    source = asked.rpartition("=")[2].rpartition(":")[0]
+    for option, path in (("--save", save), ("--json", json)):
+        if _one_file(path, source):
+            raise ConfigError(f"{option} {path}: that is the policy's own file")
     trial = Trial(choice.policy, choice.parameters)
     to = sys.stderr if json is not None and output.is_stdout(json) else sys.stdout
     print(policy_report.head(choice), file=to, flush=True)
@@ -78,6 +83,10 @@ def run_checks(
         document = policy_report.document(choice, seed, outcomes, saved)
         output.write_text(json, json_format.dumps(document, indent=1) + "\n")
     return all(outcome.failure is None for outcome in outcomes)
+
+
+def _one_file(path: Path | str | None, other: str | None) -> bool:
+    return bool(path and other) and os.path.realpath(path or "") == os.path.realpath(other or "")
 
 
 def _chosen(only: list[str]) -> list[Check]:

@@ -176,6 +176,14 @@ def test_whatever_a_policy_does_is_one_block(
     assert f"in {name}." in place
 
 
+@pytest.mark.parametrize("check", ["rollback", "plans", "leap"])
+def test_a_policy_that_exits_fails_every_check(
+    check: str, plugin: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = checked(capsys, 1, f"{plugin}:Exits", "--only", check, "--examples", "20")
+    assert f"FAILED {check}: raises-nothing" in text and "SystemExit" in text
+
+
 def test_a_policy_that_hangs_is_ended(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     with patience(0.02):  # instead of 20 s a run
         text = checked(capsys, 1, f"{plugin}:Hangs", "--only", "plans", "--only", "progress")
@@ -229,6 +237,9 @@ def test_a_traceback_is_shown_on_demand(plugin: str, capsys: pytest.CaptureFixtu
         (["paged", "--save", "no/where.json"], "cannot write no/where.json"),
         (["paged", "--save", "-"], "--save -: name a file of its own"),
         (["paged", "--save", "a", "--json", "a"], "--save a: name a file of its own"),
+        (["paged", "--save", "a", "--json", "./a"], "--save a: name a file of its own"),
+        (["mine.py:Exits", "--save", "./mine.py"], "that is the policy's own file"),
+        (["x=mine.py:Exits", "--json", "mine.py"], "that is the policy's own file"),
         (["paged", "--json", "no/where.json"], "cannot write no/where.json"),
     ],
 )

@@ -161,7 +161,7 @@ class Trial:
                     name, numbers = random_call(walk, draws, undo)
                     walk.do(name, **numbers)
                 walk.finish()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise WalkedInto(Example(case_of(setup), tuple(calls)), error) from error
             return Example(case_of(setup), tuple(calls))
 
@@ -265,7 +265,7 @@ def _nothing_kept() -> Iterator[None]:
 class WalkedInto(Exception):
     """A walk, and what it ran into."""
 
-    def __init__(self, example: Example, cause: Exception) -> None:
+    def __init__(self, example: Example, cause: BaseException) -> None:
         super().__init__(str(cause))
         self.example = example
         self.cause = cause
