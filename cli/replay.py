@@ -160,6 +160,7 @@ def replay(
     from vtsim.cli import heading, tenants
     from vtsim.cli.console import console, progress_bar
     from vtsim.metrics import output
+    from vtsim.metrics.result import RESULT_FILE
     from vtsim.report import second, table
     from vtsim.tenants.beside import model_needs
 
@@ -167,6 +168,9 @@ def replay(
     _check_targets(
         [trace or ""] if sharing is None else [str(each.trace) for each in sharing], json, out
     )
+    for each in sharing or ():
+        if out is not None:
+            output.check_folder(os.path.join(out, each.name), RESULT_FILE)
     if log and out is None:
         raise typer.BadParameter("--log needs --out DIR to write to")
     options: dict[str, Any] = dict(

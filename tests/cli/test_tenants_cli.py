@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import vtsim
 from vtsim.cli.main import run
 from vtsim.errors import ConfigError
+from vtsim.metrics import frames
 from vtsim.report.second import Need, largest, lines
 from vtsim.tenants import Tenant, parse_tenant, replay_tenants
 from vtsim.testing.toys import Ask, make_trace, toy_model
@@ -223,6 +225,43 @@ def test_one_tenant_or_none(call: Call, two: list[str]) -> None:
 def test_a_trace_is_not_written_over(call: Call, two: list[str], tmp_path: Path) -> None:
     status, _, err = call(*two, "--json", tmp_path / "burst.json")
     assert status == 2 and "that is the trace itself" in err
+
+
+def test_a_folder_holds_one_run_whole(
+    call: Call, two: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of another kind of run go; a tenant's folder that is not ours is refused at once;
+    where one tenant's tables cannot be written, nothing is."""
+    one = ["replay", tmp_path / "burst.json", "--policy", "paged", "-q", "--out"]
+    several = [*two, "--policy", "paged", "-q", "--out"]
+    shared = {"result.json", "gpu.csv", "gpu.parquet"}
+    folder = tmp_path / "out"
+    assert call(*one, folder)[0] == 0 and (folder / "requests.csv").exists()
+    assert call(*several, folder)[0] == 0
+    assert {path.name for path in folder.iterdir()} == {*shared, "chat", "burst"}
+    assert call(*one, folder)[0] == 0 and not (folder / "gpu.csv").exists()
+
+    (tmp_path / "mixed" / "burst").mkdir(parents=True)
+    (tmp_path / "mixed" / "result.json").write_text("{}")
+    (tmp_path / "mixed" / "burst" / "mine.txt").write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr("vtsim.cli.tenants.run", None)  # it comes that far never
+        status, _, err = call(*several, tmp_path / "mixed")
+    assert status == 2 and "burst: it holds files, but no earlier run" in err
+    assert err.count("\n") == 1 and (tmp_path / "mixed" / "result.json").read_text() == "{}"
+
+    write = frames.write_parquet
+
+    def full(frame: pd.DataFrame, path: Path) -> None:
+        if path.parent.name == "burst":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(frame, path)
+
+    monkeypatch.setattr(frames, "write_parquet", full)
+    before = sorted(tmp_path.rglob("*"))
+    status, _, err = call(*several, tmp_path / "new")
+    assert status == 2 and err.endswith("new: No space left on device\n")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_policy_that_cannot_shrink_is_static(tmp_path: Path) -> None:

@@ -115,10 +115,17 @@ def write_text(path: str | Path, text: str) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def write_plain(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 where nothing stands yet: into a folder that is written aside."""
+    with open(path, "x", encoding="utf-8", newline="") as stream:
+        stream.write(text)
+
+
 def write_folder(
     path: str | Path, writers: dict[str, Callable[[Path], None]], known: frozenset[str]
 ) -> None:
-    """Write files (name -> what writes it at a path) into a folder, all of them or none.
+    """Write files (name -> what writes it at a path) into a folder, all of them or none. A name may
+    begin with a folder in it: `chat/requests.csv`.
 
     Files in `known` that are not written this time are removed: they tell of an earlier run.
     Others are left alone.
@@ -130,15 +137,17 @@ def write_folder(
         with _removed_on_failure(aside):
             aside.mkdir()
             for name, write in writers.items():
+                (aside / name).parent.mkdir(exist_ok=True)
                 write(aside / name)
             if not target.exists():
                 os.rename(aside, target)
                 return
             for name in writers:
+                (target / name).parent.mkdir(exist_ok=True)
                 os.replace(aside / name, target / name)
             for name in known - writers.keys():
                 (target / name).unlink(missing_ok=True)
-            aside.rmdir()
+            shutil.rmtree(aside)
     except OSError as error:
         raise ConfigError(f"cannot write into {path}: {error.strerror or error}") from error
 

@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 SCHEMA = 1
 RESULT_FILE = "result.json"
 TABLES = ("requests", "timeline", "decisions", "calls")
-_KNOWN_FILES = frozenset(
-    {RESULT_FILE, *(f"{table}.{kind}" for table in TABLES for kind in ("csv", "parquet"))}
+GPU_TABLE = "gpu"
+"""Of a run of tenants, instead of `TABLES`, which are in the tenants' folders."""
+KNOWN_FILES = frozenset(
+    {RESULT_FILE}
+    | {f"{table}.{kind}" for table in (*TABLES, GPU_TABLE) for kind in ("csv", "parquet")}
 )
+"""Those that are not written tell of an earlier run, be it of one trace or of tenants."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,14 +223,18 @@ class RunResult:
         holds files but no earlier run is refused (`ConfigError`).
         """
         output.check_folder(folder, RESULT_FILE)
+        output.write_folder(folder, self.writers(), KNOWN_FILES)
+
+    def writers(self) -> dict[str, Callable[[Path], None]]:
+        """What `save` writes: each file's name, and what writes it at a path."""
         writers: dict[str, Callable[[Path], None]] = {
-            RESULT_FILE: lambda path: output.write_text(path, self.to_json())
+            RESULT_FILE: lambda path: output.write_plain(path, self.to_json())
         }
         for table in self._tables():
             frame = getattr(self, table)
             writers[f"{table}.csv"] = partial(frames.write_csv, frame)
             writers[f"{table}.parquet"] = partial(frames.write_parquet, frame)
-        output.write_folder(folder, writers, _KNOWN_FILES)
+        return writers
 
     def _tables(self) -> Iterable[str]:
         for table in TABLES:

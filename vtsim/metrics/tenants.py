@@ -19,15 +19,19 @@ from vtsim.metrics import exact, frames, output
 from vtsim.metrics.beside import TenantRecorder
 from vtsim.metrics.definitions import Definition
 from vtsim.metrics.recorder import Outcome, Recorder
-from vtsim.metrics.result import RESULT_FILE, SCHEMA, PolicyRun, RunResult
+from vtsim.metrics.result import (
+    GPU_TABLE,
+    KNOWN_FILES,
+    RESULT_FILE,
+    SCHEMA,
+    PolicyRun,
+    RunResult,
+)
 from vtsim.metrics.summary import completed, memory_numbers, samples_of, summarize
 from vtsim.request import TICKS_PER_S
 
 if TYPE_CHECKING:
     import pandas as pd
-
-GPU_TABLE = "gpu"
-_KNOWN_FILES = frozenset({RESULT_FILE, f"{GPU_TABLE}.csv", f"{GPU_TABLE}.parquet"})
 
 DEFINITIONS: dict[str, Definition] = {
     "memory.others": Definition(
@@ -265,12 +269,13 @@ class TenantsResult:
         output.check_folder(folder, RESULT_FILE)
         frame = self.timeline
         writers: dict[str, Callable[[Path], None]] = {
-            RESULT_FILE: lambda path: output.write_text(path, self.to_json()),
+            RESULT_FILE: lambda path: output.write_plain(path, self.to_json()),
             f"{GPU_TABLE}.csv": partial(frames.write_csv, frame),
             f"{GPU_TABLE}.parquet": partial(frames.write_parquet, frame),
         }
-        for name in self.tenants:
-            output.check_folder(Path(folder) / name, RESULT_FILE)
-        output.write_folder(folder, writers, _KNOWN_FILES)
+        known = set(KNOWN_FILES)
         for name, result in self.tenants.items():
-            result.save(Path(folder) / name)
+            output.check_folder(Path(folder) / name, RESULT_FILE)
+            writers |= {f"{name}/{file}": write for file, write in result.writers().items()}
+            known |= {f"{name}/{file}" for file in KNOWN_FILES}
+        output.write_folder(folder, writers, frozenset(known))  # all tenants' or nothing
