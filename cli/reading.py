@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,6 +77,8 @@ def reading(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         mine = {name: given.pop(name) for name in ("file", *OPTIONS)}
+        for option, name in (("--json", "json_path"), ("--plot", "plot")):
+            _keep(mine["file"], option, given.get(name))
         command(functools.partial(load_trace, mine), **given)
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
@@ -92,6 +95,13 @@ def reading(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def _keep(file: Path, option: str, target: Path | str | None) -> None:
+    """Raises `ConfigError`: what is found out about a trace would be written over it."""
+    if target and os.path.isfile(file) and os.path.isfile(target):
+        if os.path.samefile(file, target):
+            raise ConfigError(f"{option} {target}: that is the trace itself")
 
 
 def load_trace(given: dict[str, Any]) -> Trace:

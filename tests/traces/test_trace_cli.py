@@ -42,6 +42,7 @@ def test_errors_are_one_line_and_status_2(file: Path, capsys: pytest.CaptureFixt
         (["trace", "info", str(file), "-o", "colour=3"], "no option 'colour'"),
         (["trace", "convert", str(file), "/no/such/folder/x.json"], "no folder"),
         (["trace", "convert", str(file), "x.json", "--to", "csv"], "unknown target"),
+        (["trace", "info", str(file), "--json", str(file)], "that is the trace itself"),
         (["trace", "synth", "x.json", "--prompt", "zipf"], "lengths"),
     ):
         assert run(arguments) == 2
