@@ -114,6 +114,8 @@ def test_tenants_are_compared_and_written(
     assert len(pd.read_csv(folder / "chat" / "calls.csv"))
     status, out, _ = call("explain", folder / "burst", "--request", "7")
     assert status == 0 and "request 7" in out
+    status, _, err = call("explain", folder, "--request", "7")
+    assert status == 2 and "a run of tenants; name the folder of one" in err
     assert call(*two, "-q", "--out", folder)[0] == 0  # over the earlier run
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtsim.errors import ConfigError
+from vtsim.metrics.result import GPU_TABLE
 from vtsim.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def read_table(folder: Path, table: str) -> pd.DataFrame:
 
     path = folder / f"{table}.parquet"
     if not path.is_file():
+        if (folder / f"{GPU_TABLE}.parquet").is_file():
+            raise ConfigError(f"{folder}: a run of tenants; name the folder of one in it")
         raise ConfigError(
             f"{folder}: not a saved run, {path.name} is missing (replay --out makes it)"
         )
