@@ -1,4 +1,4 @@
-"""The claims of docs/results.md, run again: `python bench/show.py [azure] [mooncake] [equal]`.
+"""What replays of the real traces show: `python bench/show.py [azure] [mooncake] [equal]`.
 
 azure     native, paged and vtensor on the Azure conversation file: all answered, categories add up,
           byte-identical JSON under another hash seed, folder and time zone
@@ -11,6 +11,7 @@ Reads ../shared/traces; says so and does nothing where that is absent.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -125,7 +126,11 @@ def main() -> None:
         print(f"skipped: no {TRACES}")
         return
     shows = {"azure": azure, "mooncake": mooncake, "equal": equal}
-    for name in sys.argv[1:] or shows:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name", nargs="*", help=f"of {', '.join(shows)} [default: all]")
+    for name in parser.parse_args().name or shows:
+        if name not in shows:
+            parser.error(f"{name!r} is not one of {', '.join(shows)}")
         shows[name]()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import IO, Any, NoReturn
@@ -22,8 +23,12 @@ _BLANKS = " \t\r\n"
 HALF_A_CHARACTER = "an escape names half a character (a lone surrogate)"
 
 
+_REFUSED = " is no JSON number"
+_NO_NUMBER = re.compile(r'"((?:[^"\\]|\\.)*)"\s*:\s*(-?Infinity|NaN)\b')
+
+
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name}{_REFUSED}")
 
 
 def members_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -193,6 +198,10 @@ class _Reader:
                 raise self.error("malformed JSON: nested too deeply") from None
             except (ValueError, ArithmeticError) as error:
                 said = str(error).partition(": value has")[0]  # the rest is advice on Python
+                member = _NO_NUMBER.search(self._text, self._at)
+                if said.endswith(_REFUSED) and member is not None:
+                    said = f"{member[1]}: {member[2]}{_REFUSED}"
+                    raise self.error(f"malformed JSON: {said}", member.start(2)) from None
                 raise self.error(f"malformed JSON: {said}") from None
             if end == len(self._text) and self._fill():  # a number may go on
                 continue

@@ -15,6 +15,8 @@ from vtsim.traces.jsondoc import HALF_A_CHARACTER, members_once
 from vtsim.traces.number import Where
 from vtsim.traces.source import Source
 
+_NO_NUMBER = re.compile(rb"[\s:,\[]?(-?(?:NaN|Infinity))\b")
+_KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:')
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _keys = json.JSONDecoder(object_pairs_hook=members_once, parse_int=str, parse_float=str)
 _decoder = msgspec.json.Decoder(float_hook=Decimal)
@@ -61,6 +63,12 @@ def _malformed(where: Where, text: bytes, error: Exception) -> TraceFormatError:
     if trailing:  # msgspec counts one more here
         offset -= 1
     column = len(text[:offset].decode(errors="replace")) + 1
+    no_number = _NO_NUMBER.match(text, max(0, offset - 1))
+    if no_number is not None:
+        keys = _KEY.findall(text, 0, offset)
+        named = f"{keys[-1].decode()}: " if keys else ""
+        said = f"{named}{no_number[1].decode()} is no JSON number"
+        return where.error(f"malformed JSON: {said}", column=column)
     if trailing:
         rest = text[offset:].lstrip()
         if rest.startswith(b","):

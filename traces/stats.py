@@ -222,7 +222,7 @@ def rows_text(trace: Trace) -> str:
     said = f"{report.rows_read} {rows} read = {report.rows_kept} kept + "
     said += f"{sum(report.dropped.values())} dropped ({dropped})" if dropped else "0 dropped"
     if report.removed_offset_s:
-        said += f"; the first arrival, {report.removed_offset_s:.10g} s, is taken as 0"
+        said += f"; the first arrival, {report.removed_offset_s:.16g} s, is taken as 0"
     return said
 
 

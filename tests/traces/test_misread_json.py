@@ -238,3 +238,22 @@ def test_is_refused_in_one_line(kind: str, tmp_path: Path) -> None:
         load(write(tmp_path, data))
     assert words in str(caught.value).replace(f"{tmp_path}/", "")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("said", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_json_number_is_told_with_its_field(said: str, tmp_path: Path) -> None:
+    line = lines(mooncake()) + lines(mooncake()).replace(
+        '"input_length": 40', f'"input_length": {said}'
+    )
+    whole = native(asks(), asks()).replace('"prompt_tokens": 4', f'"prompt_tokens": {said}')
+    for text, name, field, row in (
+        (line, "t.jsonl", "input_length", 2),
+        (whole, "t.json", "prompt_tokens", 1),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(TraceFormatError, match=f"{field}: {said} is no JSON number") as raised:
+            load(path)
+        column = raised.value.column
+        assert raised.value.line == row and column is not None
+        assert text.splitlines()[row - 1][column - 1 :].lstrip("-").startswith(said.lstrip("-"))
