@@ -57,7 +57,10 @@ OPTIONS: dict[str, tuple[Any, object]] = {
     "limit_by": (_option(str, "session: whole conversations; row: may cut them."), "session"),
     "max_context": (_option(_Int, "Most tokens of prompt and output together."), None),
     "on_overflow": (_option(str, "What exceeds it: reject (kept, marked), drop, error."), "reject"),
-    "idle_cap": (_option(_Float, "Longest gap between arrivals and longest wait, s."), None),
+    "idle_cap": (
+        _option(_Float, "Longest gap between arrivals and longest wait, s of the trace's clock."),
+        None,
+    ),
     "rate": (
         _option(_Float, "Requests a second: scales all arrivals, or with --arrival draws them."),
         None,
@@ -66,7 +69,10 @@ OPTIONS: dict[str, tuple[Any, object]] = {
     "cv": (_option(float, "Coefficient of variation of gamma."), 2.0),
     "seed": (_option(int, "Seed of what is drawn."), 0),
     "speed": (_option(str, "Divides arrivals (2: twice as fast); waits in loops stay."), "1"),
-    "repeat": (_option(int, "Copies, one behind the other, that share nothing."), 1),
+    "repeat": (
+        _option(int, "Copies, one behind the other on the trace's clock, that share nothing."),
+        1,
+    ),
 }
 _READER = ("time_unit", "tail_rule", "turns", "tokens_per_word", "tokenizer", "output_tokens")
 

@@ -23,13 +23,21 @@ class ColumnReader:
     options: dict[str, str] = {}
 
     def __init__(
-        self, name: str, summary: str, arrival: str | None, prompt: str, output: str
+        self,
+        name: str,
+        summary: str,
+        arrival: str | None,
+        prompt: str,
+        output: str,
+        kept: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.summary = summary
         self._arrival = arrival
         self._prompt = prompt
         self._output = output
+        self._kept = kept
+        """Columns of the format that only `extra` has room for."""
 
     def detects(self, head: Head) -> bool:
         if self._arrival is not None:
@@ -46,7 +54,7 @@ class ColumnReader:
         used = {prompt, output, *(i for i in (arrival, name) if i is not None)}
         others = [(n, i) for n, i in table.others(used) if n.lower() not in _DERIVED]
         builder = TraceBuilder(source, self.name)
-        builder.note_unknown(n for n, _ in others)
+        builder.note_unknown(n for n, _ in others if n.lower() not in self._kept)
         where = table.where
         names: set[str] = set()
         for row in table.rows():
@@ -73,5 +81,10 @@ _LENGTHS = ("num_prefill_tokens", "num_decode_tokens")
 VIDUR = ColumnReader("vidur", "vidur and sarathi CSV", "arrived_at", *_LENGTHS)
 LENGTHS = ColumnReader("vidur-lengths", "vidur and sarathi CSV without arrivals", None, *_LENGTHS)
 SPLITWISE = ColumnReader(
-    "splitwise", "splitwise-sim CSV", "arrival_timestamp", "prompt_size", "token_size"
+    "splitwise",
+    "splitwise-sim CSV",
+    "arrival_timestamp",
+    "prompt_size",
+    "token_size",
+    kept=("request_type", "application_id", "batch_size"),
 )

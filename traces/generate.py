@@ -22,7 +22,7 @@ from vtsim.traces.ids import MAX_BLOCK
 from vtsim.traces.lengths import Lengths
 from vtsim.traces.number import MAX_TICK, MAX_TOKENS
 from vtsim.traces.pace import MOST_REQUESTS
-from vtsim.traces.schedule import Schedule
+from vtsim.traces.schedule import PROCESSES, Schedule
 from vtsim.traces.transform import reorder
 
 AZURE_LIKE_PROMPT = Lengths.of("lognormal:median=900,sigma=0.75,max=14050")
@@ -91,6 +91,9 @@ class Synth:
             raise ConfigError("system prompts need a number and a length, both above 0")
         if self.max_context is not None and self.max_context - self.system_tokens < 2:
             raise ConfigError(f"max context {self.max_context}: no room behind the system prompt")
+        if self.arrival not in (*PROCESSES, "diurnal"):
+            known = ", ".join((*PROCESSES, "diurnal"))
+            raise ConfigError(f"arrival {self.arrival!r} is not one of {known}")
         process = "poisson" if self.arrival == "diurnal" else self.arrival
         Schedule(self.rate, process, self.cv, self.seed)
 

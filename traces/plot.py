@@ -30,7 +30,7 @@ def check_plot(path: str | Path) -> None:
         raise ConfigError(f"plot {path}: the name must end in .png, .svg or .pdf")
     check_writable(path)
     if find_spec("matplotlib") is None:
-        raise ConfigError("a plot needs matplotlib: pip install matplotlib")
+        raise ConfigError("a plot needs matplotlib: pip install matplotlib (the extra vtsim[plot])")
 
 
 def _ending(path: str | Path) -> str:
