@@ -130,7 +130,7 @@ class VAttentionPolicy(Policy):
     ) -> Plan | Shortage:
         units = self.kv.units(tokens + self._ahead(seq, tokens))
         missing = max(units, self.kv.units(whole_tokens)) - self._reach()
-        no_slot = int(not (self._slots.any_empty or self._slots.parked))
+        no_slot = int(not (self._slots.empty or self._slots.parked))
         if missing > 0 or no_slot:
             return Shortage(
                 max(0, missing) * self._unit_bytes,
@@ -244,7 +244,7 @@ class VAttentionPolicy(Policy):
         """Too few idle slots have pages, and there is one beyond what the next step needs."""
         slots = self._slots
         few = len(slots.parked) < self.options.eager_slots
-        return few and slots.any_empty and self._pool.available > self._growth.demand(1)
+        return few and slots.empty > 0 and self._pool.available > self._growth.demand(1)
 
     def _map_idle(self, plan: Plan, due: int = 0) -> None:
         """Map a page group behind an empty slot, for whoever comes next."""

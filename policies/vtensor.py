@@ -332,12 +332,11 @@ class VTensorPolicy(Policy):
             len(self._leaving),
         )
 
-    def _goes_on(self, record: Record | None, tokens: int) -> bool:
+    def _goes_on(self, record: Record, tokens: int) -> bool:
         """A match of `tokens` can be continued where it lies: it is all of its record, which nobody
         else continues. The record stays for others, who share it as ever."""
-        if record is None or not self.options.inplace:
-            return False
-        return tokens == record.tokens and record.payload.user is None
+        whole = tokens == record.tokens and record.payload.user is None
+        return self.options.inplace and whole
 
     def extend_prompt(self, seq: Sequence, tokens: int) -> Plan | Shortage:
         vtensor = self._vset[seq.index]
@@ -650,7 +649,7 @@ class VTensorPolicy(Policy):
 
     def _slot_shortage(self, pinned: Record | None) -> int:
         """1 if no slot is free nor can be made free."""
-        if self._slots.any_empty or self._slots.parked:
+        if self._slots.empty or self._slots.parked:
             return 0
         holding = len(self._prefixes.records) - self._continued
         if pinned is not None and pinned.payload.user is None:
@@ -658,7 +657,7 @@ class VTensorPolicy(Policy):
         return 0 if holding > 0 else 1
 
     def _new_slot(self, plan: Plan, pinned: Record | None) -> int:
-        while not self._slots.any_empty:
+        while not self._slots.empty:
             self._evict(plan, pinned)
         return self._slots.take()
 

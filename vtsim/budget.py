@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from vtsim.errors import CapacityError
 from vtsim.options import ReplayOptions
@@ -28,6 +29,12 @@ class Budget:
     context_bytes: int
     limit_bytes: int
     """What a policy may take."""
+
+    def constants(self, *others: Budget) -> dict[str, Any]:
+        """The categories that no policy changes, of this and `others` on one GPU together."""
+        names = ("weights_bytes", "workspace_bytes", "context_bytes")
+        whole = {name: sum(getattr(each, name) for each in (self, *others)) for name in names}
+        return {"capacity_bytes": self.capacity_bytes, **whole}
 
     @property
     def fixed_bytes(self) -> int:

@@ -266,13 +266,9 @@ def _given_back(backend: MemoryBackend) -> Iterator[None]:
 
 
 def _recorder(replay: Replay, label: str, progress: Progress | None) -> Recorder:
-    budget = replay.budget
     recorder = Recorder if progress is None else partial(ReportingRecorder, label, progress)
     return recorder(
         requests=len(replay.trace),
-        capacity_bytes=budget.capacity_bytes,
-        weights_bytes=budget.weights_bytes,
-        workspace_bytes=budget.workspace_bytes,
-        context_bytes=budget.context_bytes,
         decisions=replay.options.decisions,
+        **replay.budget.constants(),
     )

@@ -15,14 +15,6 @@ from vtsim.traces import load, reader_names
 MS = 10**9
 
 
-def fails(read: Any, content: Any, *words: str, **options: Any) -> TraceFormatError:
-    with pytest.raises(TraceFormatError) as caught:
-        read(content, **options)
-    for word in words:
-        assert word in str(caught.value)
-    return caught.value
-
-
 @pytest.mark.parametrize(
     "content, words",
     [
@@ -40,7 +32,7 @@ def fails(read: Any, content: Any, *words: str, **options: Any) -> TraceFormatEr
     ],
 )
 def test_things_are_named_for_what_they_are(read: Any, content: bytes, words: str) -> None:
-    fails(read, content, words)
+    read.fails(content, words)
 
 
 def test_missing_file_unknown_format_and_options(tmp_path: Path, read: Any) -> None:
@@ -70,7 +62,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
 
 def test_a_span_that_64_bits_cannot_hold(read: Any) -> None:
     rows = [{"timestamp": t, "input_length": 1, "output_length": 1} for t in (0, 10**10)]
-    fails(read, rows, "64-bit picoseconds")
+    read.fails(rows, "64-bit picoseconds")
     assert int(read(rows, time_unit="us").arrival[1]) == 10**16
 
 
@@ -78,5 +70,5 @@ def test_all_wait_and_no_arrival(read: Any) -> None:
     row = {"prompt_tokens": 1, "output_tokens": 1}
     rows = [{**row, "id": 0, "after": [1]}, {**row, "id": 1, "after": [0]}]
     document = {"format": "vtsim-trace", "version": 1, "requests": rows}
-    fails(read, json.dumps(document), "no request has an arrival")
+    read.fails(json.dumps(document), "no request has an arrival")
     assert NO_ARRIVAL == -1

@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 
-from vtsim.errors import TraceFormatError
-
 MS = 10**9
-
-
-def fails(read: Any, content: Any, *words: str, **options: Any) -> TraceFormatError:
-    with pytest.raises(TraceFormatError) as caught:
-        read(content, **options)
-    for word in words:
-        assert word in str(caught.value)
-    return caught.value
 
 
 def test_azure_stamps_with_and_without_fraction_and_zone(read: Any) -> None:
@@ -73,7 +63,7 @@ def test_azure_order_zero_rows_blank_lines_and_bom(read: Any) -> None:
 def test_azure_errors(read: Any, row: str, field: str | None, words: str) -> None:
     good = "2031-02-28 00:00:00.0000000,1,1"
     text = f"TIMESTAMP,ContextTokens,GeneratedTokens\n{good}\n\n{row}\n{good}\n"
-    error = fails(read, text, words)
+    error = read.fails(text, words)
     assert (error.line, error.field) == (4, field)
 
 
@@ -102,17 +92,17 @@ def test_a_fixed_width_block_equals_its_rows(read: Any) -> None:
 
 def test_tracelab_errors(read: Any) -> None:
     head = "session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"
-    error = fails(read, head + "a,5,0,0,9,1,2\na,6,1,10,9,1,2\n", "differs from the start")
+    error = read.fails(head + "a,5,0,0,9,1,2\na,6,1,10,9,1,2\n", "differs from the start")
     assert (error.line, error.field) == (3, "arrival_time")
-    assert fails(read, head + "a,5,1,0,9,1,2\na,5,1,10,9,1,2\n", "does not follow").line == 3
+    assert read.fails(head + "a,5,1,0,9,1,2\na,5,1,10,9,1,2\n", "does not follow").line == 3
 
 
 def test_vidur_and_duplicate_columns(read: Any) -> None:
     trace = read("arrived_at,num_prefill_tokens,num_decode_tokens,note\n2,5,0,a\n1,7,2,b\n")
     assert trace.report.dropped == {"zero_output": 1}
     assert trace.extra == {0: {"note": "b"}}
-    fails(read, "arrived_at,num_prefill_tokens,num_decode_tokens,Arrived_At\n", "twice")
-    missing = fails(read, "arrived_at,num_prefill_tokens\n1,2\n", "num_decode_tokens")
+    read.fails("arrived_at,num_prefill_tokens,num_decode_tokens,Arrived_At\n", "twice")
+    missing = read.fails("arrived_at,num_prefill_tokens\n1,2\n", "num_decode_tokens")
     assert (missing.line, missing.field) == (1, "num_decode_tokens")
 
 

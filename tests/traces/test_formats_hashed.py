@@ -7,27 +7,19 @@ from typing import Any
 
 import pytest
 
-from vtsim.errors import ConfigError, TraceFormatError
+from vtsim.errors import ConfigError
 from vtsim.traces.stats import ideal_prefix_hits
 
 MS = 10**9
 
 
-def fails(read: Any, content: Any, *words: str, **options: Any) -> TraceFormatError:
-    with pytest.raises(TraceFormatError) as caught:
-        read(content, **options)
-    for word in words:
-        assert word in str(caught.value)
-    return caught.value
-
-
 def test_mooncake_prefix_only_and_exact_tail_rules(read: Any) -> None:
     row = {"timestamp": 0, "input_length": 40, "output_length": 1, "hash_ids": [5, 6]}
-    error = fails(read, [row], "block sizes that fit: 20 to 39", block_size=16)
+    error = read.fails([row], "block sizes that fit: 20 to 39", block_size=16)
     assert error.field == "hash_ids"
     trace = read([row], block_size=16, tail_rule="prefix_only")
     assert trace.content(0) == ((0, 32),)
-    fails(read, [row], "has 2 and a rest of 8;", "fit: 20 (", block_size=16, tail_rule="exact")
+    read.fails([row], "has 2 and a rest of 8;", "fit: 20 (", block_size=16, tail_rule="exact")
     assert read([row], block_size=20, tail_rule="exact").content(0) == ((0, 40),)
 
 
@@ -84,7 +76,7 @@ def test_mooncake_delta_turns_add_up(read: Any) -> None:
 )
 def test_mooncake_errors(read: Any, rows: list[dict[str, Any]], field: str, words: str) -> None:
     whole = [{"input_length": 5, "output_length": 1, **row} for row in rows]
-    assert fails(read, whole, words, from_format="mooncake").field == field
+    assert read.fails(whole, words, from_format="mooncake").field == field
 
 
 def test_mooncake_text_is_counted_by_a_rule(read: Any) -> None:
@@ -126,7 +118,7 @@ def test_bailian_branches_share_a_session(read: Any) -> None:
     trace = read(rows)
     assert trace.session_names == ("1",) and trace.turn.tolist() == [0, 1, 1]
     assert trace.ids == (1, 2, 3)
-    assert fails(read, rows[:1] * 2, "stands twice").line == 2
+    assert read.fails(rows[:1] * 2, "stands twice").line == 2
 
 
 def test_weka_absolute_sub_agents_and_overrides(read: Any) -> None:
@@ -162,10 +154,10 @@ def test_weka_lines_and_duplicate_names(read: Any) -> None:
     trace = read([one, one])
     assert len(set(trace.session.tolist())) == 2
     assert trace.hash_ids(0) != trace.hash_ids(1)
-    error = fails(read, [one, {**one, "block_size": 32}], "differs from 64")
+    error = read.fails([one, {**one, "block_size": 32}], "differs from 64")
     assert error.line == 2
     bad = {**one, "requests": [{"t": 0, "in": 64, "out": 1, "hash_ids": []}]}
-    assert fails(read, [one, bad], "0 hash ids").field == "requests[0].hash_ids"
+    assert read.fails([one, bad], "0 hash ids").field == "requests[0].hash_ids"
 
 
 def test_servingsim_token_ids_say_what_is_shared(read: Any) -> None:
@@ -182,7 +174,7 @@ def test_servingsim_token_ids_say_what_is_shared(read: Any) -> None:
     assert trace.arrival.tolist() == [0, 2000, 3000]
     assert ideal_prefix_hits(trace).tolist() == [0, 4, 0]
     rows[0]["input_toks"] = 4
-    assert fails(read, rows, "5 token ids").field == "input_tok_ids"
+    assert read.fails(rows, "5 token ids").field == "input_tok_ids"
 
 
 def test_bailian_parents_may_stand_behind_their_children(read: Any) -> None:
@@ -197,7 +189,7 @@ def test_bailian_parents_may_stand_behind_their_children(read: Any) -> None:
     assert trace.ids == (1, 2, 5, 3) and trace.turn.tolist() == [0, 1, 1, 2]
     assert trace.session_names == ("1",) and trace.report.rows_moved == 3
     rows[2]["parent_chat_id"] = 3
-    fails(read, rows, "their own parents")
+    read.fails(rows, "their own parents")
 
 
 @pytest.mark.parametrize("layout", ["array", "indented"])
@@ -207,7 +199,7 @@ def test_rows_may_stand_in_one_array(read: Any, layout: str) -> None:
         {"timestamp": 5, "input_length": 4, "output_length": -1},
     ]
     text = json.dumps(rows, indent=1 if layout == "indented" else None)
-    error = fails(read, text, "negative")
+    error = read.fails(text, "negative")
     assert error.field == "[1].output_length"
     assert error.line == (7 if layout == "indented" else 1)
     rows[1]["output_length"] = 2

@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 
-from vtsim.errors import ConfigError, TraceFormatError
+from vtsim.errors import ConfigError
 from vtsim.traces.stats import ideal_prefix_hits
 
 MS = 10**9
-
-
-def fails(read: Any, content: Any, *words: str, **options: Any) -> TraceFormatError:
-    with pytest.raises(TraceFormatError) as caught:
-        read(content, **options)
-    for word in words:
-        assert word in str(caught.value)
-    return caught.value
 
 
 def test_vllm_bench_results(read: Any) -> None:
@@ -36,11 +28,11 @@ def test_vllm_bench_results(read: Any) -> None:
     assert trace.recorded[0] == {"ttft_s": 0.25, "duration_s": 0.75, "tpot_s": 0.25}
     assert trace.report.dropped == {"failed": 1}
     brief = {"num_prompts": 3, "completed": 3, "model_id": "m"}
-    assert fails(read, json.dumps(brief), "--save-detailed").field == "input_lens"
+    assert read.fails(json.dumps(brief), "--save-detailed").field == "input_lens"
     short = {**whole, "ttfts": [0.5]}
-    assert fails(read, json.dumps(short), "has 1 values").field == "ttfts"
+    assert read.fails(json.dumps(short), "has 1 values").field == "ttfts"
     timeless = {key: value for key, value in whole.items() if key != "start_times"}
-    fails(read, json.dumps(timeless), "no arrivals")
+    read.fails(json.dumps(timeless), "no arrivals")
     assert read(json.dumps(timeless), rate=2.0).report.arrivals_made == "poisson at 2/s, seed 0"
 
 
@@ -66,7 +58,7 @@ def test_aiperf_results_count_what_they_drop(read: Any) -> None:
     }
     assert trace.recorded[0] == {"ttft_s": 0.0805, "duration_s": 2.0}
     odd = {**metrics, "time_to_first_token": {"value": 1, "unit": "fortnight"}}
-    fails(read, [{"metadata": about, "metrics": odd}], "unit of time", "fortnight")
+    read.fails([{"metadata": about, "metrics": odd}], "unit of time", "fortnight")
 
 
 def test_sharegpt_turns_and_empty_conversations(read: Any) -> None:
@@ -84,7 +76,7 @@ def test_sharegpt_turns_and_empty_conversations(read: Any) -> None:
     assert trace.report.dropped == {"conversation_without_exchange": 1}
     assert read(text, tokens_per_word="1.5").prompt_tokens.tolist() == [8, 13]
     bad = [{"id": "x", "conversations": [{"from": "martian", "value": "?"}]}]
-    assert fails(read, json.dumps(bad), "martian").field == "[0].conversations[0].from"
+    assert read.fails(json.dumps(bad), "martian").field == "[0].conversations[0].from"
     with pytest.raises(ConfigError, match="tokens_per_word"):
         read(text, tokens_per_word=0)
 
@@ -112,11 +104,11 @@ def test_prompts_of_many_kinds(read: Any) -> None:
     assert ideal_prefix_hits(trace).tolist() == [0, 0, 32, 0, 0, 0]
     assert trace.report.arrivals_made == "all at 0"
     assert sum("no text" in w for w in trace.report.warnings) == 1
-    error = fails(read, [{"prompt": "a"}], "--output-tokens")
+    error = read.fails([{"prompt": "a"}], "--output-tokens")
     assert error.line == 1
     assert read([{"prompt": "a"}], output_tokens=7).output_tokens.tolist() == [7]
-    fails(read, [{"prompt": 5, "output_tokens": 1}], "not a text")
-    fails(read, [{"messages": [], "max_tokens": 1}], "not a list of messages")
+    read.fails([{"prompt": 5, "output_tokens": 1}], "not a text")
+    read.fails([{"messages": [], "max_tokens": 1}], "not a list of messages")
 
 
 def test_prompts_of_multi_turn_sessions(read: Any) -> None:
@@ -167,7 +159,7 @@ def test_servegen_and_copilot(read: Any) -> None:
         {"request_id": 0, "type": "text", "input_length": 40, "hash_ids": [0, 1, 2], "img_ids": []},
         {"request_id": 1, "type": "text", "input_length": 45, "output_length": 9, "duration": 52},
     ]
-    fails(read, rows, "no arrivals")
+    read.fails(rows, "no arrivals")
     trace = read(rows, rate=1.0)
     assert trace.report.dropped == {"unknown_output_length": 1}
     assert trace.recorded[0] == {"duration_s": 0.052}

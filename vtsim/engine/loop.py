@@ -283,7 +283,7 @@ class Engine(Scheduler):
         if self._released and (steps == 2 or not retire_later):
             return 0  # the second step's launch would submit the retired, too
         if peak is not None:
-            busy = self._count(peak, 0, 0, 0)
+            busy = self.worker.cost(peak)
             if self.worker.free_at > self.now:
                 busy += self.worker.free_at - self.now
             if busy > cost or busy > first:

@@ -14,7 +14,7 @@ from vtsim.engine.history import PrefixHistory
 from vtsim.engine.state import Limits, Live, Step
 from vtsim.engine.worker import MemoryWorker
 from vtsim.errors import BackendError, CapacityError
-from vtsim.memory.radix import joined
+from vtsim.memory.radix import join
 from vtsim.metrics.recorder import Recorder
 from vtsim.plan import NO_MATCH, NOTHING, Keep, Match, Phase, Plan, Shortage
 from vtsim.ports import Batch, MemoryBackend, MemoryPolicy, MemoryTimes, StepShape
@@ -36,7 +36,6 @@ class Scheduler:
     __slots__ = (
         "_ahead",
         "_check",
-        "_count",
         "_execute",
         "_fenced",
         "_finishing",
@@ -89,7 +88,6 @@ class Scheduler:
         self.policy = policy
         self.backend = backend
         self._execute = backend.execute
-        self._count = times.counts
         self.recorder = recorder
         self.limits = limits
         self._max_num_seqs = limits.max_num_seqs
@@ -369,7 +367,7 @@ class Scheduler:
                 keep = Keep.NONE
             elif self._history is not None:
                 held = live.prefilled + decoded
-                self._history.keep(joined(seq.content, seq.output_content), held)
+                self._history.keep(join(seq.content, seq.output_content), held)
         plan = self.policy.release(seq, keep, self.step)
         if plan is not NOTHING:
             self.submit(plan)

@@ -117,11 +117,7 @@ class Growth:
             self._mapped[member] = mapped
             heapq.heappush(self._wakes, (wake, member))
         else:
-            phase = base % self._period
-            self._hist[phase] += 1
-            self._count += 1
-            if self._buckets is not None:
-                self._buckets[phase][member] = order
+            self._count_in(member, base)
 
     def leave(self, member: int) -> tuple[int, int]:
         """Forget a member; returns its (tokens, units)."""

@@ -129,16 +129,6 @@ def join(head: tuple[Run, ...], tail: tuple[Run, ...]) -> tuple[Run, ...]:
     return head + tail
 
 
-def joined(content: tuple[Run, ...], more: tuple[Run, ...]) -> tuple[Run, ...]:
-    """`content` followed by `more`, as runs that are as long as they can be."""
-    if not content or not more:
-        return content or more
-    (first, length), (then, also) = content[-1], more[0]
-    if first + length != then:
-        return content + more
-    return (*content[:-1], (first, length + also), *more[1:])
-
-
 def tokens_of(content: tuple[Run, ...]) -> int:
     """How many tokens the runs name."""
     return sum(length for _, length in content)

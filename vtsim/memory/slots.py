@@ -35,10 +35,6 @@ class SlotSet:
         self._by_size: SortedList[tuple[int, int]] = SortedList()  # (units, slot)
 
     @property
-    def any_empty(self) -> bool:
-        return self.empty > 0
-
-    @property
     def idle(self) -> int:
         """Slots that have been used and nobody holds now."""
         return len(self.parked) + len(self._empty)

@@ -62,6 +62,20 @@ def share(value: float) -> str:
     return f"{value:.2%}".replace("%", " %")
 
 
+def service(at: Callable[..., Callable[[Any], Any]]) -> tuple[Row, ...]:
+    """What requests get, of the summary that `at(*keys)` looks into."""
+    return (
+        shown("completed", at("requests", "completed"), count, max),
+        shown("rejected", at("requests", "rejected"), count, min),
+        shown("preemptions", at("requests", "preemptions"), count, min),
+        shown("output tokens/s", at("throughput", "output_tokens_per_s"), rate, max),
+        shown("TTFT p50", at("latency", "ttft_s", "p50"), format_seconds, min),
+        shown("TTFT p99", at("latency", "ttft_s", "p99"), format_seconds, min),
+        shown("TPOT p50", at("latency", "tpot_s", "p50"), format_seconds, min),
+        shown("TPOT p99", at("latency", "tpot_s", "p99"), format_seconds, min),
+    )
+
+
 def _held_mean(run: PolicyRun) -> float:
     mean = run.summary["memory"]["mean_bytes"]
     return float(sum(mean[category] for category in CATEGORIES[3:] if category != "free"))
@@ -88,14 +102,7 @@ SECTIONS: tuple[tuple[str, tuple[Row, ...]], ...] = (
     (
         "service",
         (
-            shown("completed", _at("requests", "completed"), count, max),
-            shown("rejected", _at("requests", "rejected"), count, min),
-            shown("preemptions", _at("requests", "preemptions"), count, min),
-            shown("output tokens/s", _at("throughput", "output_tokens_per_s"), rate, max),
-            shown("TTFT p50", _at("latency", "ttft_s", "p50"), format_seconds, min),
-            shown("TTFT p99", _at("latency", "ttft_s", "p99"), format_seconds, min),
-            shown("TPOT p50", _at("latency", "tpot_s", "p50"), format_seconds, min),
-            shown("TPOT p99", _at("latency", "tpot_s", "p99"), format_seconds, min),
+            *service(_at),
             shown("prefix hit rate", _at("prefix", "hit_rate"), share, max),
         ),
     ),

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 from vtsim.metrics.definitions import CATEGORIES
 from vtsim.metrics.tenants import GpuRun, TenantsResult
 from vtsim.quantities import format_bytes, format_seconds
-from vtsim.report.table import COLUMN_WIDTH, LABEL_WIDTH, Row, count, grid, rate, share, shown
+from vtsim.report.table import (
+    COLUMN_WIDTH,
+    LABEL_WIDTH,
+    Row,
+    count,
+    grid,
+    rate,
+    service,
+    share,
+    shown,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,14 +64,7 @@ def _tenant_rows(order: int) -> tuple[Row, ...]:
         shown("sure of", own("shared", "floor_bytes"), format_bytes),
         shown("at most", lambda run: run.runs[order].limit_bytes, format_bytes),
         shown("live tokens, mean", own("memory", "mean_bytes", "kv_live"), format_bytes),
-        shown("completed", own("requests", "completed"), count, max),
-        shown("rejected", own("requests", "rejected"), count, min),
-        shown("preemptions", own("requests", "preemptions"), count, min),
-        shown("output tokens/s", own("throughput", "output_tokens_per_s"), rate, max),
-        shown("TTFT p50", own("latency", "ttft_s", "p50"), format_seconds, min),
-        shown("TTFT p99", own("latency", "ttft_s", "p99"), format_seconds, min),
-        shown("TPOT p50", own("latency", "tpot_s", "p50"), format_seconds, min),
-        shown("TPOT p99", own("latency", "tpot_s", "p99"), format_seconds, min),
+        *service(own),
         shown("gave back for others", own("shared", "gave_bytes"), format_bytes),
     )
 

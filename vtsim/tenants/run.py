@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import simpy
 
@@ -96,7 +94,7 @@ def _run_one(whole: TenantsReplay, number: int, progress: Progress | None) -> Gp
             progress,
             requests=len(replay.trace),
             decisions=replay.options.decisions,
-            **_columns([replay]),
+            **replay.budget.constants(),
         )
         taken = sum(engine.backend.bytes_in_use() for engine in engines)
         backend = SimBackend(
@@ -126,7 +124,8 @@ def _run_one(whole: TenantsReplay, number: int, progress: Progress | None) -> Gp
             )
         )
         made.append(parts)
-    gpu = Recorder(requests=0, **_columns(replays))
+    first, *others = (replay.budget for replay in replays)
+    gpu = Recorder(requests=0, **first.constants(*others))
     grants = Grants(whole.shared_bytes, capacity, gpu)
     run_tenants(simpy.Environment(initial_time=0), engines, grants)
     for engine in engines:
@@ -161,14 +160,3 @@ def _run_one(whole: TenantsReplay, number: int, progress: Progress | None) -> Gp
             for (giver, taker), (nbytes, times) in sorted(moved.items())
         ),
     )
-
-
-def _columns(replays: Sequence[Replay]) -> dict[str, Any]:
-    """The constant categories of a recorder, of some tenants together."""
-    budgets = [replay.budget for replay in replays]
-    return {
-        "capacity_bytes": budgets[0].capacity_bytes,
-        "weights_bytes": sum(budget.weights_bytes for budget in budgets),
-        "workspace_bytes": sum(budget.workspace_bytes for budget in budgets),
-        "context_bytes": sum(budget.context_bytes for budget in budgets),
-    }

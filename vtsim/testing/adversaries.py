@@ -5,6 +5,7 @@ Each kind is a small story with random lengths; one number is one case, the same
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from vtsim.engine.state import Limits
@@ -134,24 +135,10 @@ def _few_slots(random: Random) -> Case:
     """Memory enough, addresses for one or two sequences."""
     prompt, output = _lengths(random)
     case = _case(random, [Ask(0, prompt, output)] * 6, 6 * (prompt + output))
-    return Case(
-        case.trace,
-        case.tokens_in_chunks,
-        case.max_model_len,
-        case.limit_tokens,
-        case.limit_units,
-        slots=random.randint(1, 2),
-    )
+    return replace(case, slots=random.randint(1, 2))
 
 
 def _small_chunks(random: Random) -> Case:
     """Prompts of many chunks, of which all are begun and none can be completed at first."""
     case = _case(random, [Ask(0, random.randint(40, 80), 20) for _ in range(6)], 130)
-    return Case(
-        case.trace,
-        case.tokens_in_chunks,
-        case.max_model_len,
-        case.limit_tokens,
-        case.limit_units,
-        limits=Limits(max_num_seqs=4, max_batched_tokens=5, admit="chunk"),
-    )
+    return replace(case, limits=Limits(max_num_seqs=4, max_batched_tokens=5, admit="chunk"))
