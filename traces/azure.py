@@ -10,6 +10,8 @@ from __future__ import annotations
 import csv
 from array import array
 
+import numpy as np
+
 from vtsim.request import Trace
 from vtsim.traces.azure_block import Block, parse_block
 from vtsim.traces.builder import TraceBuilder
@@ -39,7 +41,9 @@ class AzureReader:
         columns = [table.column(name) for name in _COLUMNS]
         images = table.optional("NumImages")
         others = table.others({*columns, *([images] if images is not None else [])})
-        builder = TraceBuilder(source, self.name, quantum=_QUANTUM)
+        builder = TraceBuilder(
+            source, self.name, quantum=_QUANTUM, fields=_COLUMNS[1:], where=table.where
+        )
         builder.arrivals = array("q")
         builder.note_unknown(name for name, _ in others)
         reading = _Reading(builder, table.where)
@@ -69,7 +73,7 @@ class _Reading:
                     data += b"\n"
                 block = parse_block(data)
                 if block is not None:
-                    self._add_block(block)
+                    self._add_block(block, line + 1)
                     line += len(block.prompt)
                     continue
                 for text in data[:-1].split(b"\n"):
@@ -78,12 +82,18 @@ class _Reading:
                     if text.strip():
                         self._line(text)
 
-    def _add_block(self, block: Block) -> None:
+    def _add_block(self, block: Block, line: int) -> None:
+        """`line` is that of the first row; a plain block has a row on every line."""
         builder = self._builder
         whole = (block.prompt > 0) & (block.output > 0)
         builder.drop("zero_prompt", int((block.prompt == 0).sum()))
         builder.drop("zero_output", int(((block.prompt > 0) & (block.output == 0)).sum()))
-        builder.add_columns(block.nanoseconds[whole], block.prompt[whole], block.output[whole])
+        builder.add_columns(
+            block.nanoseconds[whole],
+            block.prompt[whole],
+            block.output[whole],
+            line + np.flatnonzero(whole),
+        )
 
     def _line(self, line: bytes) -> None:
         try:

@@ -15,6 +15,7 @@ from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
+_LENGTHS = ("input_length", "output_length")
 _KNOWN = frozenset(
     (
         *("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "type"),
@@ -35,7 +36,9 @@ class BailianReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         block = options.block_size or 16
-        builder = TraceBuilder(source, self.name, block_size=block, tail_rule="partial_tail")
+        builder = TraceBuilder(
+            source, self.name, block_size=block, tail_rule="partial_tail", fields=_LENGTHS
+        )
         where = builder.where
         parent_of: dict[int, int] = {}
         rows: list[tuple[int, int]] = []

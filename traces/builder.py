@@ -3,13 +3,14 @@
 Hash ids are renumbered densely in order of first appearance (any Python int, so u64-safe, with a
 namespace where ids are local) and kept as runs; rows are put in time order by a stable sort, with
 a count of those that stood out of it; arrivals become relative to the first kept request; rows
-read = kept + dropped by reason. Nothing here knows a format.
+read = kept + dropped by reason. Each row's line is kept for errors that are found later. Nothing
+here knows a format.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ import numpy as np
 
 from vtsim.errors import TraceFormatError
 from vtsim.request import IntArray, ReadReport, Tick, Trace
-from vtsim.traces.ids import HashRuns, renumbered
-from vtsim.traces.number import MAX_TICK, one_line, plain, seconds_text
+from vtsim.traces.ids import HashId, HashIds
+from vtsim.traces.number import MAX_TICK, Where, one_line, plain, seconds_text
 from vtsim.traces.order import Places, WaitsForItself, in_time_order
 
 if TYPE_CHECKING:
@@ -42,14 +43,17 @@ class TraceBuilder:
         tail_rule: str = "exact",
         hash_scope: str = "global",
         quantum: Tick = 1,
+        fields: tuple[str, str] = ("prompt_tokens", "output_tokens"),
+        where: Where | None = None,
     ) -> None:
+        """`fields` are what the file calls the two lengths, `where` what follows its lines."""
         self.source = source
-        self.where = source.where()
+        self.where = source.where() if where is None else where
         self.block_size = block_size
         self.tail_rule = tail_rule
         self.hash_scope = hash_scope
         self.quantum = quantum
-        self.report = ReadReport(format=format_name)
+        self.report = ReadReport(format=format_name, path=self.where.path, fields=fields)
         self.about: dict[str, object] = {}
         self.arrivals: list[int | None] | array[int] = []
         self.prompts = array("q")
@@ -63,12 +67,13 @@ class TraceBuilder:
         self._wait: dict[int, Tick] = {}
         self._recorded: dict[int, Mapping[str, object]] = {}
         self._extra: dict[int, Mapping[str, object]] = {}
-        self._runs = HashRuns()
+        self._hash_ids = HashIds()
+        self._lines = array("I")
+        self._files: dict[int, str] = {}
+        """Of rows that stand in another file than `source`: in one of a folder."""
         self._unknown_keys: set[str] = set()
         self._earliest, self._latest = 1, 0
         """What lies within 64-bit picoseconds of the first arrival; none is known yet."""
-        self.line_of: dict[int, int] = {}
-        """Physical lines of rows that may wait for themselves, for that error."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -79,7 +84,8 @@ class TraceBuilder:
         prompt: int,
         output: int,
         *,
-        hash_ids: Iterable[object] = (),
+        hash_ids: Sequence[HashId] = (),
+        scope: object = None,
         session: str | None = None,
         turn: int = -1,
         priority: int = 0,
@@ -91,7 +97,8 @@ class TraceBuilder:
     ) -> int:
         """Adds one request, returns its row in file order (what `after` refers to).
 
-        `arrival` counts quanta, None where `after` rules. Hash ids are any hashable names.
+        `arrival` counts quanta, None where `after` rules. Hash ids are integers of any size or
+        strings; with a `scope`, any hashable name, they mean something there only.
         """
         row = len(self.prompts)
         if arrival is not None and not self._earliest <= arrival <= self._latest:
@@ -99,8 +106,11 @@ class TraceBuilder:
         self.arrivals.append(arrival)  # type: ignore[arg-type]
         self.prompts.append(prompt)
         self.outputs.append(output)
+        self._lines.append(min(self.where.line or 0, _MOST_LINES))
+        if self.where.path != self.report.path:
+            self._files[row] = self.where.path
         if hash_ids:
-            self._runs.add(row, hash_ids)
+            self._hash_ids.add(row, hash_ids, scope)
         if session is not None:
             self.set_session(row, session, turn)
         elif turn >= 0:
@@ -135,12 +145,15 @@ class TraceBuilder:
         """Rows that wait for others."""
         return len(self._after)
 
-    def add_columns(self, arrivals: IntArray, prompts: IntArray, outputs: IntArray) -> None:
+    def add_columns(
+        self, arrivals: IntArray, prompts: IntArray, outputs: IntArray, lines: IntArray
+    ) -> None:
         """Adds requests that state nothing else. Only with `arrivals` an array."""
         assert isinstance(self.arrivals, array)
         self.arrivals.frombytes(arrivals.tobytes())
         self.prompts.frombytes(prompts.tobytes())
         self.outputs.frombytes(outputs.tobytes())
+        self._lines.frombytes(np.minimum(lines, _MOST_LINES).astype(np.uint32).tobytes())
         self.report.rows_read += len(prompts)
 
     def set_after(self, row: int, after: tuple[int, ...], wait: Tick) -> None:
@@ -243,7 +256,7 @@ class TraceBuilder:
             raise TraceFormatError(
                 f"request {self._ids.get(error.row, error.row)!r} waits for itself",
                 path=self.source.path,
-                line=self.line_of.get(error.row),
+                line=self._lines[error.row] or None,
                 field="after",
             ) from None
         except ValueError as error:
@@ -253,17 +266,13 @@ class TraceBuilder:
 
     def _columns(self, arrival: IntArray, order: IntArray | None) -> Trace:
         rows = len(arrival)
-        run_rows, run_first, run_count = self._runs.columns()
         prompts = np.frombuffer(self.prompts, dtype=np.int64)
         outputs = np.frombuffer(self.outputs, dtype=np.int64)
+        lines = np.frombuffer(self._lines, dtype=np.uint32)
         places = Places(rows, order)
         if order is not None:
-            prompts, outputs = prompts[order], outputs[order]
-            run_rows = places.of(run_rows)
-            by_row = np.argsort(run_rows, kind="stable")
-            run_rows, run_first, run_count = renumbered(
-                run_rows[by_row], run_first[by_row], run_count[by_row]
-            )
+            prompts, outputs, lines = prompts[order], outputs[order], lines[order]
+        run_rows, run_first, run_count = self._hash_ids.numbered(places.place)
         offsets = np.zeros(rows + 1, dtype=np.int64)
         np.cumsum(np.bincount(run_rows, minlength=rows), out=offsets[1:])
         after = {row: places.moved(parents) for row, parents in places.keyed(self._after).items()}
@@ -271,8 +280,8 @@ class TraceBuilder:
             name=self.source.name,
             sha256=self.source.sha256(),
             arrival=arrival,
-            prompt_tokens=np.array(prompts),
-            output_tokens=np.array(outputs),
+            prompt_tokens=prompts,
+            output_tokens=outputs,
             priority=places.column(self._priorities, 0),
             session=places.column(self._sessions, -1),
             turn=places.column(self._turns, -1),
@@ -288,9 +297,12 @@ class TraceBuilder:
             wait=places.keyed(self._wait),
             recorded=places.keyed(self._recorded),
             extra=places.keyed(self._extra),
+            lines=lines,
+            files=places.keyed(self._files),
             source=self._plain_items(self.about, "source"),
             report=self.report,
         )
 
 
+_MOST_LINES = 2**32 - 1
 _NESTED = frozenset((Decimal, dict, list))

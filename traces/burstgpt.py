@@ -37,7 +37,7 @@ class BurstGptReader:
         shown = [(name, at) for name, at in kept.items() if at is not None]
         used = {stamp, prompt, output, *(i for i in (session, elapsed, total) if i is not None)}
         others = table.others(used | {at for _, at in shown})
-        builder = TraceBuilder(source, self.name)
+        builder = TraceBuilder(source, self.name, fields=(_PROMPT, _OUTPUT), where=table.where)
         builder.note_unknown(name for name, _ in others)
         keep_failures = options.flag("keep_failures")
         where = table.where

@@ -53,7 +53,8 @@ class ColumnReader:
         name = table.optional("request_id")
         used = {prompt, output, *(i for i in (arrival, name) if i is not None)}
         others = [(n, i) for n, i in table.others(used) if n.lower() not in _DERIVED]
-        builder = TraceBuilder(source, self.name)
+        lengths = self._prompt, self._output
+        builder = TraceBuilder(source, self.name, fields=lengths, where=table.where)
         builder.note_unknown(n for n, _ in others if n.lower() not in self._kept)
         where = table.where
         names: set[str] = set()

@@ -30,7 +30,8 @@ class CopilotReader:
         )
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
-        builder = TraceBuilder(source, self.name)
+        lengths = "tokens.prompt", "tokens.completion"
+        builder = TraceBuilder(source, self.name, fields=lengths)
         where = builder.where
         empty = 0
         for session in json_rows(source, where):

@@ -33,7 +33,7 @@ class ServingSimBenchReader:
         return head.has("input_toks", "output_toks", "arrival_time")
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
-        builder = TraceBuilder(source, self.name)
+        builder = TraceBuilder(source, self.name, fields=("input_toks", "output_toks"))
         where = builder.where
         known = frozenset(
             (
@@ -119,7 +119,8 @@ class AiperfResultsReader:
         return head.has("metadata", "metrics")
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
-        builder = TraceBuilder(source, self.name)
+        lengths = "input_sequence_length", "output_sequence_length"
+        builder = TraceBuilder(source, self.name, fields=lengths)
         where = builder.where
         for row in json_rows(source, where):
             about, metrics = row.get("metadata"), row.get("metrics")
@@ -232,7 +233,8 @@ class VllmBenchReader:
             if len(values) != count and not (key in ("itls", "ttfts", "errors") and not values):
                 where.line = lines[key]
                 raise where.error(f"has {len(values)} values where input_lens has {count}", key)
-        builder = TraceBuilder(source, self.name)
+        lengths = "input_lens", "output_lens"
+        builder = TraceBuilder(source, self.name, fields=lengths, where=where)
         builder.about.update(about)
         for index in range(count):
             self._add(builder, where, lists, lines, index)
@@ -271,6 +273,7 @@ class VllmBenchReader:
                 recorded["duration_s"] = _seconds(first + rest)
                 if output > 1:
                     recorded["tpot_s"] = _seconds(rest / (output - 1))
+        where.line = lines["input_lens"]
         builder.add(arrival, prompt, output, recorded=recorded)
 
     @staticmethod

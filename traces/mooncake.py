@@ -57,7 +57,13 @@ class MooncakeReader:
         )
         turns = options.text("turns", "unknown", ("unknown", "whole", "delta"))
         block = options.block_size or 512
-        builder = TraceBuilder(source, self.name, block_size=block, tail_rule=tail_rule)
+        builder = TraceBuilder(
+            source,
+            self.name,
+            block_size=block,
+            tail_rule=tail_rule,
+            fields=("input_length", "output_length"),
+        )
         where = builder.where
         sessions = Sessions(turns)
         rule = TokenRule(options)

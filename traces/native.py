@@ -164,7 +164,6 @@ class _Rows:
             if self.local:
                 if session is None and ids:
                     raise where.error("is local, but the request has no session", "hash_ids")
-                ids = [(session, name) for name in ids]
         name = row.get("id", index)
         if type(name) not in (int, str):
             raise where.error("is neither an integer nor a string", "id", name)
@@ -180,6 +179,7 @@ class _Rows:
             prompt,
             output,
             hash_ids=ids or (),
+            scope=session if self.local and ids else None,
             session=session,
             turn=turn,
             priority=_integer(where, row.get("priority", 0), "priority"),
@@ -191,8 +191,6 @@ class _Rows:
         if after:
             self._after.append((number, index, where.line, after))
             self.builder.set_after(number, (), wait)
-            if where.line is not None:
-                self.builder.line_of[number] = where.line
 
     def _times(self, row: dict[str, Any]) -> tuple[int | None, list[object], int]:
         where = self.where

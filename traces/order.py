@@ -114,22 +114,23 @@ class Places:
     def __init__(self, rows: int, order: IntArray | None) -> None:
         """`order`: old row of each new one; None where nothing moved."""
         self._rows = rows
-        self._place: IntArray | None = None
+        self.place: IntArray | None = None
+        """New row of each old one; None where nothing moved."""
         self._listed: list[int] = []
         if order is not None:
-            self._place = np.empty(rows, dtype=np.int64)
-            self._place[order] = np.arange(rows, dtype=np.int64)
-            self._listed = self._place.tolist()
+            self.place = np.empty(rows, dtype=np.int64)
+            self.place[order] = np.arange(rows, dtype=np.int64)
+            self._listed = self.place.tolist()
 
     def of(self, rows: IntArray) -> IntArray:
-        return rows if self._place is None else self._place[rows]
+        return rows if self.place is None else self.place[rows]
 
     def moved(self, rows: tuple[int, ...]) -> tuple[int, ...]:
-        return rows if self._place is None else tuple(self._listed[row] for row in rows)
+        return rows if self.place is None else tuple(self._listed[row] for row in rows)
 
     def keyed(self, column: Mapping[int, V]) -> dict[int, V]:
         """What is known of some rows."""
-        if self._place is None:
+        if self.place is None:
             return dict(column)
         return {self._listed[row]: value for row, value in column.items()}
 

@@ -35,7 +35,7 @@ class OtelReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         rule = TokenRule(options)
-        builder = TraceBuilder(source, self.name)
+        builder = TraceBuilder(source, self.name, fields=(_PROMPT[0], _OUTPUT[0]))
         where = builder.where
         texts = False
         for document in json_rows(source, where):

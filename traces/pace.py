@@ -174,5 +174,7 @@ def repeat(trace: Trace, times: int) -> Trace:
         wait=tiled(dict(trace.wait)),  # type: ignore[arg-type]
         recorded=tiled(dict(trace.recorded)),  # type: ignore[arg-type]
         extra=tiled(dict(trace.extra)),  # type: ignore[arg-type]
+        lines=None if trace.lines is None else np.tile(trace.lines, times),
+        files=tiled(dict(trace.files)),  # type: ignore[arg-type]
         report=report,
     )

@@ -110,7 +110,11 @@ class _Reading:
         self._rule = TokenRule(options)
         self._names = BlockNames(block)
         self._builder = TraceBuilder(
-            source, PromptsReader.name, block_size=block, tail_rule="prefix_only"
+            source,
+            PromptsReader.name,
+            block_size=block,
+            tail_rule="prefix_only",
+            fields=("prompt", "output"),
         )
         self._where = self._builder.where
         self._talks: dict[str, _Talk] = {}

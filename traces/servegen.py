@@ -14,6 +14,7 @@ from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 from vtsim.traces.words import OPTIONS, TokenRule
 
+_LENGTHS = ("input_length", "output_length")
 _KNOWN = frozenset(("request_id", "input_length", "output_length", "hash_ids", "duration"))
 _USUAL = frozenset(("type", "img_ids"))
 
@@ -31,7 +32,9 @@ class ServeGenReader:
     def read(self, source: Source, options: ReadOptions) -> Trace:
         block = options.block_size or 16
         rule = TokenRule(options)
-        builder = TraceBuilder(source, self.name, block_size=block, tail_rule="partial_tail")
+        builder = TraceBuilder(
+            source, self.name, block_size=block, tail_rule="partial_tail", fields=_LENGTHS
+        )
         where = builder.where
         seen: set[int | str] = set()
         for row in json_rows(source, where):

@@ -6,6 +6,9 @@ tokens, and blocks with equal content behind equal content get the same hash id.
 
 from __future__ import annotations
 
+from array import array
+from hashlib import blake2b
+
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.number import Where
@@ -20,19 +23,24 @@ _DROPPED = frozenset(("output_tok_ids",))
 
 
 class BlockNames:
-    """Names blocks of token ids by their content and all content before it."""
+    """Names blocks of token ids by a digest of their content and all content before it: nothing is
+    held of what was named."""
 
     def __init__(self, block: int) -> None:
         self._block = block
-        self._names: dict[tuple[int, tuple[int, ...]], int] = {}
 
-    def of(self, tokens: list[int]) -> list[int]:
-        """One name a whole block; the rest of the tokens has none."""
-        block, names = self._block, self._names
-        before = -1
+    def of(self, tokens: list[int]) -> list[bytes]:
+        """One name, of 16 bytes, a whole block; the rest of the tokens has none."""
+        block = self._block
+        before = b""
         found = []
         for at in range(0, len(tokens) - block + 1, block):
-            before = names.setdefault((before, tuple(tokens[at : at + block])), len(names))
+            part = tokens[at : at + block]
+            try:
+                text = array("q", part).tobytes()
+            except OverflowError:
+                text = repr(part).encode()
+            before = blake2b(text, digest_size=16, key=before).digest()
             found.append(before)
         return found
 
@@ -56,14 +64,20 @@ class ServingSimReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         block = options.block_size or 16
-        builder = TraceBuilder(source, self.name, block_size=block, tail_rule="prefix_only")
+        builder = TraceBuilder(
+            source,
+            self.name,
+            block_size=block,
+            tail_rule="prefix_only",
+            fields=("input_toks", "output_toks"),
+        )
         where = builder.where
         names = BlockNames(block)
         for row in json_rows(source, where):
             arrival = where.ticks(row.get("arrival_time_ns"), "arrival_time_ns", "ns")
             prompt = where.count(row.get("input_toks"), "input_toks")
             output = where.count(row.get("output_toks"), "output_toks")
-            ids: list[int] = []
+            ids: list[bytes] = []
             if row.get("input_tok_ids"):
                 tokens = check_tokens(where, row["input_tok_ids"], "input_tok_ids")
                 if len(tokens) != prompt:

@@ -35,7 +35,7 @@ class ShareGptReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         rule = TokenRule(options)
-        builder = TraceBuilder(source, self.name)
+        builder = TraceBuilder(source, self.name, fields=("prompt", "answer"))
         where = builder.where
         names: dict[str, int] = {}
         unasked = 0

@@ -33,7 +33,8 @@ class TraceLabReader:
         table = CsvTable(source)
         columns = [table.column(name) for name in _COLUMNS]
         others = table.others(set(columns))
-        builder = TraceBuilder(source, self.name)
+        lengths = "prefix_len + input_len", "output_len"
+        builder = TraceBuilder(source, self.name, fields=lengths, where=table.where)
         builder.note_unknown(name for name, _ in others)
         where = table.where
         last: dict[str, tuple[int, int | None, Tick, Tick]] = {}

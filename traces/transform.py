@@ -86,6 +86,8 @@ def take(trace: Trace, rows: IntArray) -> Trace:
         wait=kept_of(trace.wait),
         recorded=kept_of(trace.recorded),
         extra=kept_of(trace.extra),
+        lines=None if trace.lines is None else trace.lines[rows],
+        files=kept_of(trace.files),
     )
 
 
@@ -214,7 +216,7 @@ def overflow(trace: Trace, max_context: int) -> dict[int, str]:
 def apply_max_context(trace: Trace, max_context: int, mode: str = "reject") -> Trace:
     """What becomes of requests over `max_context`: `reject` keeps them, marked in
     `extra.overflow` and counted in a warning; `drop` drops and counts them; `error` is a
-    TraceFormatError for the first."""
+    TraceFormatError for the first, with its place in the file."""
     if mode not in OVERFLOW_MODES:
         raise ConfigError(f"on-overflow {mode!r} is not one of {', '.join(OVERFLOW_MODES)}")
     reasons = overflow(trace, max_context)
@@ -222,8 +224,15 @@ def apply_max_context(trace: Trace, max_context: int, mode: str = "reject") -> T
         return trace
     first = min(reasons)
     if mode == "error":
+        prompt, output = int(trace.prompt_tokens[first]), int(trace.output_tokens[first])
+        fields, counts = trace.report.fields, (prompt, output)
+        alone = prompt > max_context
         raise TraceFormatError(
-            f"request {trace.id_of(first)!r} does not fit: {reasons[first]}", path=trace.name
+            f"request {trace.id_of(first)!r} does not fit: {reasons[first]}",
+            path=trace.files.get(first, trace.report.path or trace.name),
+            line=None if trace.lines is None else int(trace.lines[first]) or None,
+            field=fields[0] if alone else " + ".join(fields),
+            value=prompt if alone else sum(counts),
         )
     if mode == "drop":
         keep = np.ones(len(trace), dtype=bool)

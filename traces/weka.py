@@ -9,6 +9,7 @@ for those before them, sub-agents for their spawn and the next main request for 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,12 @@ class WekaReader:
             block = options.block_size or where.count(head.get("block_size"), "block_size", 1)
             if builder is None:
                 builder = TraceBuilder(
-                    source, self.name, block_size=block, tail_rule="prefix_only", hash_scope="local"
+                    source,
+                    self.name,
+                    block_size=block,
+                    tail_rule="prefix_only",
+                    hash_scope="local",
+                    fields=("in", "out"),
                 )
             elif block != builder.block_size:
                 raise where.error(f"differs from {builder.block_size} before", "block_size", block)
@@ -63,6 +69,7 @@ class WekaReader:
                 raise where.error("is neither local nor global", "hash_id_scope", scope)
             if scope != builder.hash_scope:
                 builder.hash_scope = "global"  # of some ids: the others have names of their own
+            builder.where = where
             name = str(head.get("id") or part)
             if name in names:
                 name = f"{name} ({part})"
@@ -99,7 +106,7 @@ def _conversations(
             if key == "requests":
                 if not isinstance(value, Iterator):
                     raise where.error("is not a list", key, value)
-                requests = list(value)
+                requests = [(index, at, _packed(request)) for index, at, request in value]
             else:
                 head[key] = value
         where.line = 1
@@ -113,6 +120,22 @@ def _conversations(
             raise where.error("is not a list" if listed is not None else "is missing", "requests")
         line = where.line or 0
         yield f"{source.name}:{line}", where, head, [(i, line, r) for i, r in enumerate(listed)]
+
+
+def _packed(request: Any) -> Any:
+    """The request with hash ids, its own and those of its sub-agents, as 8 bytes each where they
+    are 64-bit numbers. A whole conversation is held, since what is read of it may stand last."""
+    if type(request) is dict:
+        ids = request.get("hash_ids")
+        if type(ids) is list and set(map(type, ids)) == {int}:
+            try:
+                request["hash_ids"] = array("Q", ids)
+            except OverflowError:
+                pass
+        inner = request.get("requests")
+        for each in inner if type(inner) is list else ():
+            _packed(each)
+    return request
 
 
 @dataclass(slots=True, eq=False)
@@ -202,9 +225,10 @@ class _Conversation:
         where, builder, values = self._where, self._builder, row.values
         where.line, where.prefix = row.line, row.prefix
         prompt, output = where.count(values.get("in"), "in"), where.count(values.get("out"), "out")
-        ids = values.get("hash_ids")
+        ids = values.pop("hash_ids", None)
         if ids is not None:
-            check_ids(where, ids)
+            if type(ids) is not array:
+                check_ids(where, ids)
             check_blocks(where, prompt, len(ids), builder.block_size, "prefix_only")
         recorded: dict[str, object] = {}
         for key, name in _RECORDED.items():
@@ -224,7 +248,8 @@ class _Conversation:
             None if waits else row.arrival,
             prompt,
             output,
-            hash_ids=[(self._name, name) for name in ids] if ids and self._local else ids or (),
+            hash_ids=ids or (),
+            scope=self._name if self._local else None,
             session=session,
             turn=turn,
             after=parents if waits else (),

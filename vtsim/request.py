@@ -45,6 +45,10 @@ class ReadReport:
     arrivals_made: str = ""
     """What drew the arrivals, where the file states none or others were asked for."""
     warnings: list[str] = field(default_factory=list)
+    path: str = ""
+    """The file or folder, as errors name it."""
+    fields: tuple[str, str] = ("prompt_tokens", "output_tokens")
+    """What the file calls the two lengths."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +92,10 @@ class Trace:
     recorded: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     extra: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     source: Mapping[str, object] = field(default_factory=dict)
+    lines: NDArray[np.uint32] | None = None
+    """Physical line of each request in its file, 0 where unknown; None: of none."""
+    files: Mapping[int, str] = field(default_factory=dict)
+    """Row -> its file, where a folder was read."""
     report: ReadReport = field(default_factory=ReadReport)
     _names: list[SessionNames] = field(default_factory=list, init=False, repr=False)
 
