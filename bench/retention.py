@@ -2,8 +2,9 @@
 
     python bench/retention.py ../shared/traces/azure2023/AzureLLMInferenceTrace_conv.csv
 
-Simulated: `bench/gpu/replays.py` shows that a card makes the same calls. The second pass arrives
-ten minutes after the first. Prints a table and, with --json FILE, writes its numbers.
+The second pass arrives ten minutes after the first. Prints a table and, with --json FILE, writes
+its numbers. With --memory cuda each setting runs on the card too, and its log, which the backend
+writes after each call has returned, is counted beside the simulation's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,11 @@ from typing import Any
 import numpy as np
 
 from vtsim.api import replay
+from vtsim.backends.gpus import load_gpu
 from vtsim.plan import OpKind, Phase
+from vtsim.registry import BACKENDS
 from vtsim.request import TICKS_PER_S, Trace
+from vtsim.spec import GpuSpec
 from vtsim.traces import load
 
 ROWS = 2000
@@ -54,10 +60,12 @@ def twice(trace: Trace, pause: int) -> Trace:
     )
 
 
-def calls(trace: Trace, settings: dict[str, Any]) -> tuple[Counter[str], dict[str, int]]:
+def calls(
+    trace: Trace, settings: dict[str, Any], memory: str, gpu: GpuSpec
+) -> tuple[Counter[str], dict[str, int]]:
     """Calls by kind, set-up and teardown apart; peak bytes by category."""
     result = replay(
-        trace, ["vtensor"], gpu="h200", max_model_len=16_384, log=True,
+        trace, ["vtensor"], gpu=gpu, max_model_len=16_384, log=True, memory=memory,
         settings={"vtensor": settings},
     )  # fmt: skip
     run = result.runs[0]
@@ -69,10 +77,10 @@ def calls(trace: Trace, settings: dict[str, Any]) -> tuple[Counter[str], dict[st
     return counted, dict(run.as_json()["memory"]["peak_bytes"])
 
 
-def measure(trace: Trace, settings: dict[str, Any]) -> dict[str, Any]:
+def measure(trace: Trace, settings: dict[str, Any], memory: str, gpu: GpuSpec) -> dict[str, Any]:
     """Calls of each pass; the second's are those of both less those of one."""
-    one, _ = calls(trace, settings)
-    both, peak = calls(twice(trace, 600 * TICKS_PER_S), settings)
+    one, _ = calls(trace, settings, memory, gpu)
+    both, peak = calls(twice(trace, 600 * TICKS_PER_S), settings, memory, gpu)
     passes = [one, both - one]
     tokens = int(trace.output_tokens.sum())
     return {
@@ -82,24 +90,38 @@ def measure(trace: Trace, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path)
+    parser.add_argument("--memory", choices=["sim", "cuda"], default="sim")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     trace = load(args.trace, limit=ROWS)
-    report = {}
+    gpu = load_gpu("h200")
+    if args.memory == "cuda":  # both worlds get the memory that the card has
+        gpu = BACKENDS.load("cuda").fit_profile(gpu)
+    report: dict[str, Any] = {}
+    different = []
     heads = ("maps 1/2", "all calls 1/2", "a 1,000 output tokens")
     print(f"{'setting':34s} {heads[0]:>16s} {heads[1]:>18s} {heads[2]:>22s}")
     for name, settings in SETTINGS.items():
-        found = report[name] = measure(trace, settings)
+        begin = time.perf_counter()
+        found = report[name] = measure(trace, settings, args.memory, gpu)
+        found["seconds"] = round(time.perf_counter() - begin, 1)
+        equal = ""
+        if args.memory == "cuda":
+            found["simulated"] = measure(trace, settings, "sim", gpu)
+            same = all(found[key] == value for key, value in found["simulated"].items())
+            different += [] if same else [name]
+            equal = "as simulated" if same else "NOT as simulated"
         maps = "/".join(str(p.get("map", 0)) for p in found["passes"])
         total = "/".join(str(p.total()) for p in found["passes"])
         rates = "/".join(f"{rate:.1f}" for rate in found["calls_per_1000_output_tokens"])
-        print(f"{name:34s} {maps:>16s} {total:>18s} {rates:>22s}")
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        print(f"{name:34s} {maps:>16s} {total:>18s} {rates:>22s} {equal}", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if different else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
