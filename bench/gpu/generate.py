@@ -45,7 +45,7 @@ def _run(model: Any, prompt: Any, cache: Any, new: int) -> tuple[Any, float]:
 
 
 def _forced(model: Any, prompt: Any, new: Any, cache: Any) -> Any:
-    """Logits of each step, [new tokens, batch, vocabulary], float32 or wider, when `new` is what was
+    """Logits of each step, [new tokens, batch, vocabulary], at least float32, when `new` is what was
     generated, [batch, new tokens], whatever the logits say: one near tie does not part two runs."""
     import torch
 
