@@ -45,8 +45,8 @@ def _run(model: Any, prompt: Any, cache: Any, new: int) -> tuple[Any, float]:
 
 
 def _forced(model: Any, prompt: Any, new: Any, cache: Any) -> Any:
-    """Logits of each step, [new tokens, batch, vocabulary], at least float32, when `new` is what was
-    generated, [batch, new tokens], whatever the logits say: one near tie does not part two runs."""
+    """Logits of each step, [new tokens, batch, vocabulary], in float32 or wider, when `new` is
+    what was generated, [batch, new tokens], whatever they say: no near tie parts two runs."""
     import torch
 
     steps = [model(prompt, past_key_values=cache, logits_to_keep=1).logits[:, -1]]
