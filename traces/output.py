@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from vtsim.errors import ConfigError
-from vtsim.metrics.output import check_file, is_stdout
+from vtsim.metrics.output import aside_of, check_file, is_stdout
 
 COMPRESSED = (".gz", ".zst")
 """Endings of names that are written compressed."""
@@ -70,7 +70,7 @@ def writing_bytes(path: str | Path) -> Iterator[IO[bytes]]:
             with open(target, "wb") as raw:
                 yield raw
             return
-        aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+        aside = aside_of(target)
         try:
             with open(aside, "xb") as raw:
                 yield raw

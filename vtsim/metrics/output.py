@@ -1,11 +1,14 @@
 """Writes outputs so that nothing half-written stays behind, and refuses bad paths beforehand.
 
 A regular or new file is written aside, then renamed over the target; a device, a pipe or `-`
-(standard output) is written in place. This module knows no formats.
+(standard output) is written in place. What a killed process left aside goes at the next write to
+the same place. A name that ends in .gz or .zst is written compressed. This module knows no formats.
 """
 
 from __future__ import annotations
 
+import glob
+import gzip
 import os
 import re
 import shutil
@@ -86,7 +89,8 @@ def check_folder(path: str | Path, mark: str) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write `text` as UTF-8. The old file stands until the new one is complete."""
+    """Write `text` as UTF-8, compressed where the name says so. The old file stands until the new
+    one is complete."""
     descriptor = _descriptor(path)
     target = _real(path)
     try:
@@ -98,14 +102,15 @@ def write_text(path: str | Path, text: str) -> None:
             with open(descriptor, "w", encoding="utf-8", newline="", closefd=False) as stream:
                 stream.write(text)
             return
+        data = _packed(path, text.encode())
         if _in_place(target):
-            with open(target, "w", encoding="utf-8", newline="") as stream:
-                stream.write(text)
+            with open(target, "wb") as raw:
+                raw.write(data)
             return
-        aside = _aside(target)
+        aside = aside_of(target)
         with _removed_on_failure(aside):
-            with open(aside, "x", encoding="utf-8", newline="") as stream:
-                stream.write(text)
+            with open(aside, "xb") as raw:
+                raw.write(data)
             if target.exists():
                 shutil.copymode(target, aside)
             os.replace(aside, target)
@@ -113,6 +118,18 @@ def write_text(path: str | Path, text: str) -> None:
         raise
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _packed(path: str | Path, data: bytes) -> bytes:
+    """Compressed as the name's ending says. The bytes depend on `data` alone: no time, no name."""
+    name = os.fspath(path).lower()
+    if name.endswith(".gz"):
+        return gzip.compress(data, mtime=0)
+    if name.endswith(".zst"):
+        import zstandard
+
+        return zstandard.compress(data)
+    return data
 
 
 def write_plain(path: Path, text: str) -> None:
@@ -131,9 +148,9 @@ def write_folder(
     Others are left alone.
     """
     target = _real(path)
-    aside = _aside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        aside = aside_of(target)
         with _removed_on_failure(aside):
             aside.mkdir()
             for name, write in writers.items():
@@ -164,14 +181,42 @@ def _in_place(target: Path) -> bool:
         return False
 
 
-def _aside(target: Path) -> Path:
+def aside_of(target: Path) -> Path:
+    """Where to write what is then renamed to `target`. Removes what processes that run no more, or
+    an earlier one of this number, left aside of it."""
+    name = _aside_name(target)
+    pattern = glob.escape(name) + ".*.part"
+    for left in target.parent.glob(pattern):
+        number = left.name[len(name) + 1 : -len(".part")]
+        if number.isdecimal() and not _runs(int(number)):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+    return target.with_name(f"{name}.{os.getpid()}.part")
+
+
+def _aside_name(target: Path) -> str:
     # Cut, so that it is no longer than any name may be, where the target's own is not.
-    return target.with_name(f".{target.name[:50]}.{os.getpid()}.part")
+    return f".{target.name[:50]}"
+
+
+def _runs(process: int) -> bool:
+    """True if another process of that number runs on this machine, or may."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def _try_out(target: Path) -> None:
     """Make what would be written aside, and take it away: some folders (/proc) only look right."""
-    aside = _aside(target)
+    aside = aside_of(target)
     with _removed_on_failure(aside):
         aside.mkdir()
     aside.rmdir()
