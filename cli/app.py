@@ -9,6 +9,7 @@ import typer
 
 import vtsim
 from vtsim.cli import calibrate, diff, doctor, explain, gpus, models, policies, policy, replay
+from vtsim.cli.once import Once
 
 USAGE_ERROR = 2
 
@@ -21,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("replay")(replay.replay)
+app.command("replay", cls=Once)(replay.replay)
 app.command("explain")(explain.explain)
 app.command("diff")(diff.diff)
 app.command("policies")(policies.policies)

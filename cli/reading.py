@@ -83,8 +83,8 @@ def reading(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         mine = {name: given.pop(name) for name in ("file", *OPTIONS)}
-        for option, name in (("--json", "json_path"), ("--plot", "plot")):
-            _keep(mine["file"], option, given.get(name))
+        for option, name in (("--json", "json_path"), ("--plot", "plot"), ("OUT", "out")):
+            keep(mine["file"], option, given.get(name))
         command(functools.partial(load_trace, mine), **given)
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
@@ -103,11 +103,18 @@ def reading(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _keep(file: Path, option: str, target: Path | str | None) -> None:
-    """Raises `ConfigError`: what is found out about a trace would be written over it."""
-    if target and os.path.isfile(file) and os.path.isfile(target):
-        if os.path.samefile(file, target):
-            raise ConfigError(f"{option} {target}: that is the trace itself")
+def keep(file: Path, option: str, target: Path | str | None) -> None:
+    """Raises `ConfigError` if `target` is the trace, or a file of the folder that is: what is made
+    of a trace would be written over it."""
+    if not target or not os.path.isfile(target):
+        return
+    if os.path.isfile(file) and os.path.samefile(file, target):
+        raise ConfigError(f"{option} {target}: that is the trace itself")
+    if os.path.isdir(file):
+        from vtsim.traces.source import Source
+
+        if any(os.path.samefile(part, target) for part in Source(file).files()):
+            raise ConfigError(f"{option} {target}: that is a part of the trace itself")
 
 
 def load_trace(given: dict[str, Any]) -> Trace:
@@ -115,10 +122,11 @@ def load_trace(given: dict[str, Any]) -> Trace:
     from vtsim.traces import load
 
     named: dict[str, Any] = {name: given[name] for name in _READER if given[name] is not None}
-    for item in given["option"] or ():
-        name, equals, value = item.partition("=")
-        named[name.strip().replace("-", "_")] = value if equals else True
-    clash = sorted((inspect.signature(load).parameters.keys() - {"options"}) & _said(given))
+    for name, value in options_of(given["option"]).items():
+        if name in named:
+            raise ConfigError(f"--option {name}: it is given as --{name.replace('_', '-')} too")
+        named[name] = value
+    clash = sorted((inspect.signature(load).parameters.keys() - {"options"}) & named.keys())
     if clash:
         raise ConfigError(f"option {clash[0]!r} is no option of a reader")
     return load(
@@ -141,10 +149,16 @@ def load_trace(given: dict[str, Any]) -> Trace:
     )
 
 
-def _said(given: dict[str, Any]) -> set[str]:
-    """The names that `--option` was given, as arguments."""
-    items = given["option"] or ()
-    return {item.partition("=")[0].strip().replace("-", "_") for item in items}
+def options_of(items: list[str] | None) -> dict[str, Any]:
+    """The NAME=VALUE of `--option`, as arguments; ConfigError for a name that stands twice."""
+    named: dict[str, Any] = {}
+    for item in items or ():
+        name, equals, value = item.partition("=")
+        name = name.strip().replace("-", "_")
+        if name in named:
+            raise ConfigError(f"--option {name} is given twice")
+        named[name] = value if equals else True
+    return named
 
 
 def window_of(text: str | None) -> tuple[float, float] | None:

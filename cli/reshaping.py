@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from vtsim.cli.reading import _READER, OPTIONS, window_of
+from vtsim.cli.reading import _READER, OPTIONS, options_of, window_of
 from vtsim.errors import ConfigError
 
 _CALLED = {"window": "window_s", "idle_cap": "idle_cap_s", "repeat": "repeats"}
@@ -44,12 +44,10 @@ def with_reader_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _reader(said: dict[str, Any], defaults: dict[str, object]) -> dict[str, Any]:
     reader: dict[str, Any] = {}
-    for item in said.pop("option") or ():
-        name, equals, value = item.partition("=")
-        name = name.strip().replace("-", "_")
+    for name, value in options_of(said.pop("option")).items():
         if name in {*OPTIONS, *_CALLED.values()} - set(_READER):
             raise ConfigError(f"--option {name}: that is no option of a reader")
-        reader[name] = value if equals else True
+        reader[name] = value
     for name, value in said.items():
         if value == defaults[name]:
             continue

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vtsim.cli.reading import reading
+from vtsim.cli.once import Once
+from vtsim.cli.reading import keep, reading
 from vtsim.errors import ConfigError
 from vtsim.request import Trace
 
@@ -32,7 +33,7 @@ Target = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Once)
 @reading
 def info(
     load: Callable[[], Trace], json_path: Json = None, plot: Plot = None, quiet: Quiet = False
@@ -60,7 +61,7 @@ def info(
         print_facts(facts)
 
 
-@app.command()
+@app.command(cls=Once)
 @reading
 def convert(
     load: Callable[[], Trace], out: Output, to: Target = None, quiet: Quiet = False
@@ -80,7 +81,7 @@ def convert(
             print(f"not kept by {target}: {line}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=Once)
 @reading
 def sample(
     load: Callable[[], Trace],
@@ -92,12 +93,14 @@ def sample(
 ) -> None:
     """Write a random choice of whole conversations, times unchanged."""
     from vtsim.traces.export import check_target, export
+    from vtsim.traces.origin import with_origin
     from vtsim.traces.output import check_writable
     from vtsim.traces.transform import sample_requests
 
     check_writable(out)
     target = check_target(to, out)
     trace = sample_requests(load(), requests, sample_seed)
+    trace = with_origin(trace, {"requests": requests, "sample_seed": sample_seed})
     lost = export(trace, out, target)
     if not quiet:
         _say_rows(trace)
@@ -106,7 +109,7 @@ def sample(
             print(f"not kept by {target}: {line}", file=sys.stderr)
 
 
-@app.command()
+@app.command(cls=Once)
 def synth(
     out: Output,
     requests: Annotated[int, typer.Option("--requests", "-n", help="Requests.")] = 300,
@@ -151,6 +154,7 @@ def synth(
     prompts = AZURE_LIKE_PROMPT if prompt is None else Lengths.of(prompt)
     outputs = AZURE_LIKE_OUTPUT if output is None else Lengths.of(output)
     if lengths_from is not None:
+        keep(lengths_from, "OUT", out)
         if prompt is not None or output is not None:
             raise ConfigError("--lengths-from stands beside --prompt or --output: one of them")
         prompts, outputs = Lengths.of_trace(lengths_from)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vtsim.cli.console import console
+from vtsim.traces.origin import origin_lines
 
 LABEL_WIDTH, NUMBER_WIDTH = 48, 12
 
@@ -19,6 +20,9 @@ def print_facts(facts: dict[str, Any]) -> None:
     trace = facts["trace"]
     out.print(f"{trace['path']}: {trace['format']}, sha256 {trace['sha256'][:16]}", markup=False)
     out.print(facts["rows_text"], markup=False)
+    if trace["format"] == "native":  # of another file this is what the lines above say
+        for line in origin_lines(facts["source"]):
+            out.print(line, markup=False)
     for show in (_lengths, _arrivals, _sharing):
         out.print()
         show(out, facts)

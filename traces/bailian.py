@@ -11,7 +11,7 @@ from vtsim.errors import TraceFormatError
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
-from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
@@ -29,7 +29,7 @@ class BailianReader:
 
     name = "bailian"
     summary = "Qwen-Bailian JSONL"
-    options: dict[str, str] = {}
+    options = BLOCK_SIZE
 
     def detects(self, head: Head) -> bool:
         return head.has("chat_id", "parent_chat_id")

@@ -15,7 +15,7 @@ from vtsim.request import Tick, Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
 from vtsim.traces.number import UNITS, Where
-from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.sessions import Sessions
 from vtsim.traces.source import Source
@@ -37,6 +37,7 @@ class MooncakeReader:
     name = "mooncake"
     summary = "Mooncake family JSONL (Mooncake, AIPerf, GenAI-Perf, vLLM timed_trace, Dynamo)"
     options = {
+        **BLOCK_SIZE,
         "time_unit": "what timestamps and delays count: s, ms (default), us, ns",
         "tail_rule": "partial_tail (default): the last hash id covers the rest of the prompt; "
         "prefix_only: the rest is unhashed; exact",
@@ -67,7 +68,7 @@ class MooncakeReader:
         where = builder.where
         sessions = Sessions(turns)
         rule = TokenRule(options)
-        counted = fractions = False
+        fractions = False
         scale = 10 ** UNITS[unit]
         builder.about["time_unit"] = unit
         for row in json_rows(source, where):
@@ -86,7 +87,6 @@ class MooncakeReader:
                 texts = [name for name in _TEXT if row.get(name) is not None]
                 if value is None and texts:
                     prompt = _text_tokens(where, rule, row, texts[0])
-                    counted = True
                 else:
                     prompt = where.count(value, key)
             if type(output) is not int or not 0 < output < 2**31:
@@ -139,8 +139,7 @@ class MooncakeReader:
             if session is not None:
                 sessions.added(session, row_number, arrival, turn, prompt + output)
         sessions.finish(builder)
-        if counted:
-            rule.tell(builder)
+        rule.tell(builder)
         if fractions and options.named.get("time_unit") is None:
             builder.warn(
                 "timestamps have fractions and are taken as milliseconds, as the format says; "

@@ -19,7 +19,7 @@ from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.ids import MAX_BLOCK, check_blocks, check_ids
 from vtsim.traces.jsondoc import JsonDocument
 from vtsim.traces.number import MAX_TICK, Where
-from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.source import Source
 from vtsim.traces.writer import FORMAT, VERSION
 
@@ -41,7 +41,7 @@ class NativeReader:
 
     name = "native"
     summary = "vtsim's own trace.json"
-    options: dict[str, str] = {}
+    options = BLOCK_SIZE
 
     def detects(self, head: Head) -> bool:
         if not head.is_json or head.text.startswith("["):

@@ -37,7 +37,6 @@ class OtelReader:
         rule = TokenRule(options)
         builder = TraceBuilder(source, self.name, fields=(_PROMPT[0], _OUTPUT[0]))
         where = builder.where
-        texts = False
         for document in json_rows(source, where):
             spans = document.get("spans")
             if type(spans) is not list:
@@ -47,24 +46,23 @@ class OtelReader:
                 where.prefix = f"{outer}spans[{index}]."
                 if type(span) is not dict:
                     raise where.error("is not an object", value=span)
-                texts |= _add(builder, where, rule, span, document.get("trace_id"))
+                _add(builder, where, rule, span, document.get("trace_id"))
             where.prefix = outer
-        if texts:
-            rule.tell(builder)
+        rule.tell(builder)
         return builder.finish()
 
 
 def _add(
     builder: TraceBuilder, where: Where, rule: TokenRule, span: dict[str, Any], trace_id: object
-) -> bool:
-    """Adds or drops the span; True if a text had to be counted."""
+) -> None:
+    """Adds or drops the span."""
     said = span.get("attributes") or {}
     if type(said) is not dict:
         raise where.error("is not an object", "attributes", said)
     usage = [key for key in (*_PROMPT, *_OUTPUT) if said.get(key) is not None]
     if said.get("gen_ai.operation.name", "chat" if usage else "") not in _CALLS:
         builder.drop("not_a_model_call")
-        return False
+        return
     status = span.get("status")
     if type(status) is dict and str(status.get("code")).upper() in (
         "ERROR",
@@ -72,7 +70,7 @@ def _add(
         "2",
     ):
         builder.drop("failed")
-        return False
+        return
     start = where.date_time(span.get("start_time"), "start_time")
     recorded: dict[str, object] = {}
     if span.get("end_time") is not None:
@@ -80,12 +78,12 @@ def _add(
         if end < start:
             raise where.error("stands before start_time", "end_time", span["end_time"])
         recorded["duration_s"] = (end - start) / TICKS_PER_S
-    prompt, counted = _usage(where, said, _PROMPT), False
+    prompt = _usage(where, said, _PROMPT)
     if prompt is None:
-        prompt, counted = _messages(where, rule, said.get("gen_ai.input.messages")), True
+        prompt = _messages(where, rule, said.get("gen_ai.input.messages"))
     output = _usage(where, said, _OUTPUT)
     if output is None and isinstance(said.get("gen_ai.output.text"), str):
-        output, counted = rule.text(said["gen_ai.output.text"]), True
+        output = rule.text(said["gen_ai.output.text"])
     if output is None:
         limit = {"gen_ai.request.max_tokens": said.get("gen_ai.request.max_tokens")}
         output = rule.output(where, limit, ("gen_ai.request.max_tokens",))
@@ -102,7 +100,6 @@ def _add(
             recorded=recorded,
             extra=extra if model is None else {**extra, "model": model},
         )
-    return counted
 
 
 def _usage(where: Where, said: dict[str, Any], names: tuple[str, ...]) -> int | None:

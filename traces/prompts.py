@@ -14,7 +14,7 @@ from typing import Any
 from vtsim.request import Tick, Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.number import Where
-from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.servingsim import BlockNames, check_tokens
 from vtsim.traces.source import Source
@@ -68,7 +68,7 @@ class PromptsReader:
 
     name = "prompts"
     summary = "prompts as texts, messages, token ids: OpenAI, vLLM, AIPerf, evalscope (JSON, JSONL)"
-    options = OPTIONS
+    options = {**BLOCK_SIZE, **OPTIONS}
 
     def detects(self, head: Head) -> bool:
         return head.has_any(*PROMPT_KEYS) or head.has("data")
@@ -134,8 +134,7 @@ class _Reading:
         if self._timed and self._untimed and not self._options.schedule:
             builder.warn(f"{self._untimed} requests state no time and are sent at the start")
         builder.schedule_untimed(self._options.schedule, else_at_start=True)
-        if self._rule.counted:
-            self._rule.tell(builder)
+        self._rule.tell(builder)
         if self._limits:
             builder.warn(
                 f"{self._limits} requests state a limit (max_tokens): taken as their output"

@@ -19,11 +19,16 @@ from typing import Protocol
 from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import Trace
 from vtsim.traces.csvtable import delimiter_of
+from vtsim.traces.number import one_line
 from vtsim.traces.schedule import Schedule
 from vtsim.traces.source import Source
 
 GROUP = "vtsim.readers"
+BLOCK_SIZE = {"block_size": "tokens that a hash id stands for"}
+"""For `options` of readers of hash ids."""
 
+_MOST_PARTS = 20
+"""Files of a folder that detection looks at."""
 _BUILT_IN = {
     "native": "vtsim.traces.native:READER",
     "weka": "vtsim.traces.weka:READER",
@@ -77,7 +82,8 @@ class TraceReader(Protocol):
     summary: str
     """One line: what it reads."""
     options: Mapping[str, str]
-    """Name -> one line of help, of the named options that `read` understands."""
+    """Name -> one line of help, of the options that `read` understands: `ReadOptions.named`, and
+    `block_size` where the format has hash ids. Others are refused."""
 
     def detects(self, head: Head) -> bool:
         """True if the start of a file can only be, or is best read as, this format."""
@@ -92,6 +98,7 @@ class Head:
     """What detection may look at: the start of a file, as text, keys and header cells."""
 
     def __init__(self, source: Source) -> None:
+        self._source = source
         self.is_dir = source.is_dir
         self.name = source.name
         self.text = ""
@@ -112,6 +119,16 @@ class Head:
         self.header = tuple(
             cell.strip().strip('"').lower() for cell in line.split(delimiter_of(line))
         )
+
+    def parts(self) -> list[Head]:
+        """Of a folder, those of its first JSON files; files that are no text are left out."""
+        found = []
+        for path in self._source.files()[:_MOST_PARTS] if self.is_dir else ():
+            try:
+                found.append(Head(Source(path)))
+            except TraceFormatError:
+                continue
+        return found
 
     def has(self, *keys: str) -> bool:
         return self.keys.issuperset(keys)
@@ -163,18 +180,55 @@ def detect(source: Source) -> TraceReader:
     """The reader for this file, by its content; TraceFormatError with what was seen if none."""
     head = Head(source)
     for name in reader_names():
+        if name == next(iter(_BUILT_IN)):  # plug-ins have been asked
+            _check_is_read(head, source)
         reader = get_reader(name)
         if reader.detects(head):
             return reader
     if head.is_dir:
-        seen = "a folder without trace files"
-    elif head.is_json:
-        seen = f"JSON with keys {', '.join(sorted(head.keys)[:12]) or '(none)'}"
-    else:
-        first = head.text.split("\n", 1)[0].strip()
-        seen = f"first line {first[:80]!r}"
+        raise _no_folder(head, source)
     raise TraceFormatError(
-        f"not a known trace format ({seen}); --from takes {', '.join(reader_names())}",
+        f"not a known trace format ({_seen(head)}); --from takes {', '.join(reader_names())}",
         path=source.path,
         line=1,
     )
+
+
+def _seen(head: Head) -> str:
+    if head.is_json:
+        return f"JSON with keys {', '.join(sorted(head.keys)[:12]) or '(none)'}"
+    first = head.text.split("\n", 1)[0].strip()
+    return f"first line {first[:80]!r}"
+
+
+def _no_folder(head: Head, source: Source) -> TraceFormatError:
+    """Says what a folder may hold."""
+    said = "a folder is read as kv-cache-tester (weka) conversations, JSON files with requests"
+    files, parts = source.files(), head.parts()
+    if not files:
+        said += ", and this one has no .json or .jsonl file: name one file"
+    else:
+        shown = f" ({parts[0].name}: {_seen(parts[0])})" if parts else ""
+        said += f", and none of its {len(files)} JSON files is one{shown}: name one file"
+    return TraceFormatError(one_line(said), path=source.path)
+
+
+def _check_is_read(head: Head, source: Source) -> None:
+    """TraceFormatError for a format that is known by its marks and that no reader takes."""
+    marks = {
+        "BLIS (inference-sim) TraceV2": head.text.startswith("trace_version:")
+        or head.columns("server_input_tokens", "arrival_time_us", "num_chunks") == 3,
+        "an aibrix workload": head.has_any("requests") and '"Prompt Length"' in head.text,
+        "LMBenchmark's agentic rounds": head.has("round_id", "agent_id", "input_from"),
+        "a Dynamo agentic_mooncake file of version 2, whose rows state dependencies": (
+            '"dynamo.agentic_mooncake"' in head.text and head.has("schema")
+        ),
+    }
+    for what, found in marks.items():
+        if found:
+            raise TraceFormatError(
+                f"is {what}, which no reader takes; convert it to the Mooncake or the native form "
+                "(docs/traces/index.md)",
+                path=source.path,
+                line=1,
+            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
-from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 from vtsim.traces.words import OPTIONS, TokenRule
@@ -24,7 +24,7 @@ class ServeGenReader:
 
     name = "servegen"
     summary = "ServeGen offline requests JSONL (no arrivals)"
-    options = {"output_tokens": OPTIONS["output_tokens"]}
+    options = {**BLOCK_SIZE, "output_tokens": OPTIONS["output_tokens"]}
 
     def detects(self, head: Head) -> bool:
         return head.has("request_id", "type", "input_length") and not head.has_any("timestamp")

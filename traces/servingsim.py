@@ -12,7 +12,7 @@ from hashlib import blake2b
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.number import Where
-from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
@@ -57,7 +57,7 @@ class ServingSimReader:
 
     name = "llmservingsim"
     summary = "LLMServingSim workload JSONL (nanoseconds)"
-    options: dict[str, str] = {}
+    options = BLOCK_SIZE
 
     def detects(self, head: Head) -> bool:
         return head.has("input_toks", "output_toks", "arrival_time_ns")

@@ -20,6 +20,9 @@ from vtsim.traces.number import MAX_TICK
 from vtsim.traces.order import inherit_keys
 
 V = TypeVar("V")
+_ENOUGH, _FAR_BELOW = 10, 0.5
+"""Of a window: starts expected at the mean rate, fewer say nothing; and the share of them that is
+far below."""
 OVERFLOW_MODES = ("reject", "drop", "error")
 
 
@@ -172,7 +175,10 @@ def sample_requests(trace: Trace, count: int, seed: int) -> Trace:
 
 
 def window(trace: Trace, start_s: float, end_s: float) -> Trace:
-    """Conversations that start in [start_s, end_s) of the trace's clock, whole."""
+    """Conversations that start in [start_s, end_s) of the trace's clock, whole.
+
+    A warning says so if far fewer start in it than at the whole trace's mean rate.
+    """
     if not (math.isfinite(start_s) and start_s >= 0 and end_s > start_s):
         raise ConfigError(f"window {start_s}:{end_s}: wanted is 0 <= start < end, in seconds")
     begin = round(Fraction(repr(float(start_s))) * TICKS_PER_S)
@@ -181,7 +187,21 @@ def window(trace: Trace, start_s: float, end_s: float) -> Trace:
         end = min(round(Fraction(repr(float(end_s))) * TICKS_PER_S), MAX_TICK)
     group = groups(trace)
     starts = trace.arrival[group]
-    return select(trace, np.flatnonzero((starts >= begin) & (starts < end)), "outside_window")
+    cut = select(trace, np.flatnonzero((starts >= begin) & (starts < end)), "outside_window")
+    firsts = starts[np.unique(group)]
+    span = int(firsts.max())
+    length = min(end, span) - begin
+    if span and length > 0:
+        inside = int(((firsts >= begin) & (firsts < end)).sum())
+        expected = len(firsts) * length / span
+        if expected >= _ENOUGH and inside < expected * _FAR_BELOW:
+            seconds = length / TICKS_PER_S
+            cut.report.warnings.append(
+                f"the window's rate is far below the mean: {inside / seconds:.4g} conversations "
+                f"start in a second, in the whole trace {expected / seconds:.4g}; it says little "
+                "about the load"
+            )
+    return cut
 
 
 def reorder(trace: Trace) -> Trace:

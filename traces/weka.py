@@ -21,7 +21,7 @@ from vtsim.traces.ids import check_blocks, check_ids
 from vtsim.traces.jsondoc import JsonDocument
 from vtsim.traces.jsonl import objects
 from vtsim.traces.number import Where
-from vtsim.traces.registry import Head, ReadOptions
+from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import one_object
 from vtsim.traces.source import Source
 
@@ -38,14 +38,15 @@ class WekaReader:
     name = "weka"
     summary = "kv-cache-tester conversations (JSON, JSONL or a folder)"
     options = {
+        **BLOCK_SIZE,
         "subagent_time": "auto (default), relative (to the spawn) or absolute",
         "closed_loop": "flag: requests wait for those before them instead of arriving on time",
     }
 
     def detects(self, head: Head) -> bool:
-        return head.is_dir or (
-            head.has("requests") and head.has_any("hash_id_scope", "models", "t")
-        )
+        if head.is_dir:
+            return any(self.detects(part) for part in head.parts())
+        return head.has("requests") and head.has_any("hash_id_scope", "models", "t")
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         basis = options.text("subagent_time", "auto", ("auto", "relative", "absolute"))
@@ -111,13 +112,14 @@ def _conversations(
                 head[key] = value
         where.line = 1
         if requests is None:
-            raise where.error("is missing", "requests")
+            raise where.error("is missing: no kv-cache-tester (weka) conversation", "requests")
         yield source.name, where, head, requests
         return
     for head in objects(source, where):
         listed = head.get("requests")
         if type(listed) is not list:
-            raise where.error("is not a list" if listed is not None else "is missing", "requests")
+            missing = "is missing: no kv-cache-tester (weka) conversation"
+            raise where.error("is not a list" if listed is not None else missing, "requests")
         line = where.line or 0
         yield f"{source.name}:{line}", where, head, [(i, line, r) for i, r in enumerate(listed)]
 

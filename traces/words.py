@@ -29,6 +29,8 @@ class TokenRule:
     """Counts tokens of texts and messages."""
 
     def __init__(self, options: ReadOptions) -> None:
+        given = ("tokenizer", "tokens_per_word")
+        self._given = next((name for name in given if options.named.get(name) is not None), "")
         tokenizer = options.named.get("tokenizer")
         per_word = options.named.get("tokens_per_word")
         self._output: int | None = None
@@ -102,9 +104,16 @@ class TokenRule:
         return self._output
 
     def tell(self, builder: TraceBuilder) -> None:
-        """Puts the rule into the trace's source and a warning."""
-        builder.about["token_rule"] = self.said
-        builder.warn(f"token counts of texts are by a rule: {self.said}, without a chat template")
+        """Puts the rule into the trace's source and a warning, if it was needed; else says what was
+        given for nothing."""
+        if self.counted:
+            builder.about["token_rule"] = self.said
+            said = f"token counts of texts are by a rule: {self.said}, without a chat template"
+            builder.warn(said)
+        elif self._given:
+            builder.warn(f"no text had to be counted: {self._given} does nothing")
+        if self._output is not None and not self.defaulted:
+            builder.warn("every request states its output length: output_tokens does nothing")
         if self.other_parts:
             builder.warn(f"{self.other_parts} parts of messages that are no text count 0 tokens")
         if self.defaulted:
