@@ -15,15 +15,16 @@ from vtsim.errors import TraceFormatError
 from vtsim.request import TICKS_PER_S, Tick, Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.jsondoc import JsonDocument
-from vtsim.traces.number import MAX_TICK, Where
+from vtsim.traces.number import Where
 from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
 
 class ServingSimBenchReader:
-    """A row's stamps but `arrival_time` are of another clock, which `queued_ts` ties to it: the
-    least difference of the two is taken as no delay, and latencies count from the arrival."""
+    """Arrivals are `arrival_time`, the client's clock. The other stamps are the engine's clock, and
+    latencies are differences of these alone: they count from `queued_ts`, when the request reached
+    the engine. What lies between the two clocks is not known."""
 
     name = "llmservingsim-bench"
     summary = "LLMServingSim bench results JSONL"
@@ -41,7 +42,6 @@ class ServingSimBenchReader:
                 *("scheduled_ts", "first_token_ts", "last_token_ts"),
             )
         )
-        stamps: list[tuple[dict[str, object], Tick, int, dict[str, Tick]]] = []
         names: set[object] = set()
         for row in json_rows(source, where):
             arrival = where.ticks(row.get("arrival_time"), "arrival_time", "s")
@@ -54,37 +54,39 @@ class ServingSimBenchReader:
                 for key in ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
                 if row.get(key) is not None
             }
-            if at.get("last_token_ts", MAX_TICK) < at.get("first_token_ts", 0):
-                raise where.error(
-                    "stands before first_token_ts", "last_token_ts", row["last_token_ts"]
-                )
-            recorded: dict[str, object] = {}
+            stamps = list(at.items())  # in the order in which they happen
+            for (before, low), (behind, high) in zip(stamps, stamps[1:], strict=False):
+                if high < low:
+                    raise where.error(f"stands before {before}", behind, row[behind])
             extra = {key: row[key] for key in row if key not in known}
             builder.note_unknown(extra)
             request_id = _name(where, row.get("request_id"), names)
-            stamps.append((recorded, arrival, output, at))
-            number = builder.add(arrival, prompt, output, request_id=request_id, extra=extra)
-            builder.set_recorded(number, recorded)
-        offsets = [at["queued_ts"] - arrival for _, arrival, _, at in stamps if "queued_ts" in at]
-        offset = min(offsets, default=None)
-        for recorded, arrival, output, at in stamps:
-            _latencies(recorded, None if offset is None else arrival + offset, output, at)
+            builder.add(
+                arrival,
+                prompt,
+                output,
+                request_id=request_id,
+                recorded=_latencies(output, at),
+                extra=extra,
+            )
         return builder.finish()
 
 
-def _latencies(
-    recorded: dict[str, object], arrival: Tick | None, output: int, at: dict[str, Tick]
-) -> None:
-    first, last = at.get("first_token_ts"), at.get("last_token_ts")
-    if arrival is not None:
+def _latencies(output: int, at: dict[str, Tick]) -> dict[str, object]:
+    """What the engine's stamps tell, in seconds; nothing is known from the arrival on without
+    `queued_ts`."""
+    recorded: dict[str, object] = {}
+    queued, first, last = (at.get(f"{key}_ts") for key in ("queued", "first_token", "last_token"))
+    if queued is not None:
         if first is not None:
-            recorded["ttft_s"] = _seconds(first - arrival)
+            recorded["ttft_s"] = _seconds(first - queued)
         if last is not None:
-            recorded["duration_s"] = _seconds(last - arrival)
+            recorded["duration_s"] = _seconds(last - queued)
         if "scheduled_ts" in at:
-            recorded["queue_s"] = _seconds(at["scheduled_ts"] - arrival)
+            recorded["queue_s"] = _seconds(at["scheduled_ts"] - queued)
     if first is not None and last is not None and output > 1:
         recorded["tpot_s"] = _seconds((last - first) / (output - 1))
+    return recorded
 
 
 def _seconds(ticks: float) -> float:

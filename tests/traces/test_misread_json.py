@@ -215,6 +215,18 @@ REFUSED: dict[str, tuple[str, str]] = {
         ),
         "x:1: last_token_ts: stands before first_token_ts",
     ),
+    "a first token before the request was queued": (
+        lines(
+            {
+                "input_toks": 3,
+                "output_toks": 2,
+                "arrival_time": 1.0,
+                "queued_ts": 10,
+                "first_token_ts": 9,
+            }
+        ),
+        "x:1: first_token_ts: stands before queued_ts",
+    ),
     "a scope of hash ids that is unknown": (
         json.dumps(weka(call(), hash_id_scope="site")),
         "hash_id_scope: is neither local nor global",
