@@ -130,6 +130,8 @@ class TraceBuilder:
 
     def _set_reach(self, arrival: int) -> None:
         """Of the first arrival; TraceFormatError for one that is out of its reach."""
+        if self._earliest <= arrival <= self._latest:
+            return
         if self._earliest <= self._latest:
             raise self.where.error(
                 f"arrives more than the {MAX_TICK // 10**12:,} s that 64-bit picoseconds hold "
@@ -163,6 +165,12 @@ class TraceBuilder:
             raise self.where.error(said, "wait", seconds_text(wait) + " s")
         self._after[row] = after
         self._wait[row] = wait
+
+    def set_arrival(self, row: int, arrival: int) -> None:
+        """Makes `row`, which waited for others, arrive by itself."""
+        del self._after[row], self._wait[row]
+        self._set_reach(arrival)
+        self.arrivals[row] = arrival
 
     def set_parents(self, row: int, after: tuple[int, ...]) -> None:
         self._after[row] = after

@@ -12,8 +12,13 @@ from pathlib import Path
 
 from vtsim.errors import ConfigError
 from vtsim.request import NO_ARRIVAL, Trace
+from vtsim.traces.agentic import MARKS
+from vtsim.traces.mooncake import KNOWN
 from vtsim.traces.output import bare_name, writing
 from vtsim.traces.writer import native_text, to_json
+
+_OWN = KNOWN | MARKS
+"""Keys of `extra` that would be read back as times, lengths, or whom a row waits for."""
 
 
 def export(trace: Trace, path: str | Path, target: str = "native") -> list[str]:
@@ -73,7 +78,8 @@ def _rows(trace: Trace, ids_of: Callable[[int], list[int]], *, extras: bool) -> 
             if trace.priority[row]:
                 item["priority"] = str(int(trace.priority[row]))
             for key, value in (trace.extra.get(row) or {}).items():
-                item.setdefault(key, to_json(value))
+                if key not in _OWN:
+                    item[key] = to_json(value)
         yield "{" + ", ".join(f"{json.dumps(k)}: {v}" for k, v in item.items()) + "}\n"
 
 
@@ -120,13 +126,27 @@ def _mooncake_losses(trace: Trace) -> list[str]:
         lost.append("id")
     if (trace.turn >= 0).any():
         lost.append("turn: only implied by the order of a session's rows")
+    if _shares_by_turns(trace):
+        lost.append(
+            "what turns share: not stated in the file where sessions have no hash ids; read it "
+            "with --turns whole"
+        )
     if trace.recorded:
         lost.append(f"recorded of {len(trace.recorded)} requests")
     if (trace.output_tokens == 0).any():
         lost.append("requests without output: readers drop them")
     if trace.source:
         lost.append("source")
+    own = sorted({key for extra in trace.extra.values() for key in extra if key in _OWN})
+    if own:
+        lost.append(f"{', '.join(own)} in extra: they mean something else in the format")
     return lost
+
+
+def _shares_by_turns(trace: Trace) -> bool:
+    """True if turns alone tell what some session's prompts share."""
+    names = trace.naming
+    return any(names.stream_of(row) >= 0 and names.next_of(row) >= 0 for row in range(len(trace)))
 
 
 def _aiperf_losses(trace: Trace) -> list[str]:

@@ -4,7 +4,8 @@ Mooncake (FAST'25), AIPerf and GenAI-Perf, vLLM timed_trace, SGLang and Dynamo w
 names for the same keys. `timestamp` counts milliseconds (`time_unit` says otherwise, never a
 guess); hash ids stand for blocks of 512 tokens unless `block_size` says otherwise, the last one
 covering the rest of the prompt. A row of a session with `delay` instead of `timestamp` arrives that
-long after the session's row before it has finished.
+long after the session's row before it has finished; one with `wait_for` (Dynamo's agentic_mooncake)
+after all that it names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from vtsim.request import Tick, Trace
+from vtsim.traces.agentic import MAPPED, MARKS, Workflow
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
 from vtsim.traces.number import UNITS, Where
@@ -25,7 +27,7 @@ _STAMP = ("timestamp", "created_time")
 _DELAY = ("delay", "delay_ms")
 _PROMPT = ("input_length", "input_tokens")
 _OUTPUT = ("output_length", "output_tokens")
-_KNOWN = frozenset((*_STAMP, *_DELAY, *_PROMPT, *_OUTPUT, "hash_ids", "session_id", "priority"))
+KNOWN = frozenset((*_STAMP, *_DELAY, *_PROMPT, *_OUTPUT, "hash_ids", "session_id", "priority"))
 _ALIASES = frozenset(("created_time", "input_tokens", "output_tokens"))
 _TEXT = ("text_input", "messages")
 """Counted where no length is stated; never kept."""
@@ -66,17 +68,21 @@ class MooncakeReader:
             fields=("input_length", "output_length"),
         )
         where = builder.where
-        sessions = Sessions(turns)
+        sessions, flow = Sessions(turns), Workflow(builder)
         rule = TokenRule(options)
         fractions = False
         scale = 10 ** UNITS[unit]
         builder.about["time_unit"] = unit
         for row in json_rows(source, where):
-            if not row.keys() <= _KNOWN:
+            tied = False
+            if not row.keys() <= KNOWN:
+                tied = _is_tied(row)
                 extra: dict[str, object] | None = {
-                    k: row[k] for k in row if k not in _KNOWN and k not in _TEXT
+                    k: row[k] for k in row if k not in KNOWN and k not in _TEXT
                 }
-                builder.note_unknown(extra or ())
+                builder.note_unknown(
+                    k for k in extra or () if not (k in MARKS or (tied and k == "request_id"))
+                )
             else:
                 extra = None
             aliased = not _ALIASES.isdisjoint(row)
@@ -96,6 +102,12 @@ class MooncakeReader:
             waits = row.get("delay") is not None or row.get("delay_ms") is not None
             arrival: Tick | None = None
             wait: Tick | None = None
+            if tied:
+                extra = {k: v for k, v in (extra or {}).items() if k not in MAPPED}
+            if tied and flow.waits_for(row):
+                extra |= _measured(row)  # type: ignore[operator]
+                row = {key: value for key, value in row.items() if key not in _STAMP}
+                stamp = None
             if type(stamp) is int and 0 <= stamp < 2**63 and not waits:
                 arrival = stamp * scale
             else:
@@ -109,7 +121,13 @@ class MooncakeReader:
                 raise where.error("is not a list", "hash_ids", hash_ids)
             after: tuple[int, ...] = ()
             turn = -1
-            if session is not None:
+            if tied:
+                if arrival is None and not flow.waits_for(row):
+                    raise where.error("is missing: the row waits for nobody", "timestamp")
+                wait = (wait or 0) + (flow.tool_wait(row) if arrival is None else 0)
+                if session is not None:
+                    turn = sessions.next_turn(session, bool(hash_ids))
+            elif session is not None:
                 arrival, after, wait, turn, prompt = sessions.place(
                     where, session, arrival, wait, prompt, bool(hash_ids)
                 )
@@ -122,6 +140,8 @@ class MooncakeReader:
                 )
             if prompt == 0 or output == 0:
                 builder.drop_if_empty(prompt, output)
+                if tied or "request_id" in row:
+                    flow.dropped(row, arrival)
                 sessions.dropped(session, arrival, wait or 0)
                 continue
             row_number = builder.add(
@@ -132,13 +152,17 @@ class MooncakeReader:
                 session=session,
                 turn=turn,
                 priority=where.count(row["priority"], "priority") if row.get("priority") else 0,
+                request_id=flow.name(row) if tied else None,
                 after=after,
                 wait=wait or 0,
                 extra=extra,
             )
+            if tied or "request_id" in row:
+                flow.added(row, row_number, wait or 0)
             if session is not None:
                 sessions.added(session, row_number, arrival, turn, prompt + output)
         sessions.finish(builder)
+        flow.finish()
         rule.tell(builder)
         if fractions and options.named.get("time_unit") is None:
             builder.warn(
@@ -146,6 +170,19 @@ class MooncakeReader:
                 "--time-unit s if they count seconds (guidellm, vLLM timed_trace)"
             )
         return builder.finish()
+
+
+def _is_tied(row: dict[str, Any]) -> bool:
+    """True if the row states by names whom it waits for, or that it waits for nobody."""
+    if MARKS.isdisjoint(row):
+        return False
+    return bool(row.get("wait_for")) or all(row.get(key) is None for key in _DELAY)
+
+
+def _measured(row: dict[str, Any]) -> dict[str, object]:
+    """The time stamp of a row that waits for others."""
+    stamp = next((row[key] for key in _STAMP if row.get(key) is not None), None)
+    return {} if stamp is None else {"timestamp": stamp}
 
 
 def _one(where: Where, row: dict[str, Any], names: tuple[str, ...]) -> tuple[object, str]:

@@ -77,6 +77,14 @@ class Sessions:
         state.rows += 1
         return Placed(arrival, after, wait or 0, state.rows - 1 if known else -1, prompt)
 
+    def next_turn(self, session: str, hashed: bool) -> int:
+        """The turn of a row of which something else says when it comes and what it holds."""
+        state = self._state.setdefault(session, _Session())
+        known = hashed or self._turns != "unknown"
+        self._unknown |= not known
+        state.rows += 1
+        return state.rows - 1 if known else -1
+
     def added(self, session: str, row: int, arrival: Tick | None, turn: int, tokens: int) -> None:
         state = self._state[session]
         state.last_row = row

@@ -100,6 +100,32 @@ def test_unhashed_ends_get_ids_of_their_own(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("target", ["mooncake", "aiperf"])
+def test_what_turns_alone_share_is_told(target: str, tmp_path: Path) -> None:
+    """Nothing in the file says that a prompt repeats the one before: an option has to."""
+    path, out = tmp_path / "in.csv", tmp_path / "out.jsonl"
+    path.write_text(
+        "session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"
+        "s,0,0,0,90,10,5\ns,0,1,100,20,10,5\n"
+    )
+    trace = load(path)
+    (said,) = [line for line in export(trace, out, target) if line.startswith("what turns share")]
+    assert said.endswith("read it with --turns whole")
+    assert ideal_prefix_hits(load(out)).tolist() == [0, 0]
+    assert ideal_prefix_hits(load(out, turns="whole")).tolist() == [0, 100]
+    path.write_text(
+        json.dumps(
+            {
+                "id": "x",
+                "models": [],
+                "block_size": 64,
+                "requests": [{"t": 0, "in": 64, "out": 5, "hash_ids": [1]}],
+            }
+        )
+    )
+    assert not any(line.startswith("what turns") for line in export(load(path), out, target))
+
+
 def test_native_loses_nothing(trace: Trace, tmp_path: Path) -> None:
     assert export(trace, tmp_path / "out.json") == []
     again = load(tmp_path / "out.json")
