@@ -76,7 +76,7 @@ def _sharing(out: Console, facts: dict[str, Any]) -> None:
     if sharing is None:
         table.add_row("ideal prefix hit, of prompt tokens", "-")
         out.print(table)
-        out.print("sharing: unknown (no hash ids, no turns of sessions)")
+        out.print("sharing: unknown (no hash ids, no turn that continues the one before)")
         return
     total = facts["prompt_tokens"]["total"]
     table.add_row("ideal prefix hit, of prompt tokens", f"{100 * sharing['hit_rate']:.2f} %")

@@ -4,7 +4,8 @@ vLLM custom (`prompt`), trtllm-bench (`input_ids`), AIPerf single_turn and multi
 `turns`), OpenAI messages and batch (`messages`, `body`), evalscope workload_trace (`body` with
 `timestamp` in seconds). AIPerf's `timestamp` and `delay` are milliseconds. What states no time is
 sent at the start, as these files are, unless the options say otherwise. Token counts of texts are
-by the rule of `vtsim.traces.words`; `max_tokens` is taken as the output length.
+by the rule of `vtsim.traces.words`, and what prompts share is what their texts share. `max_tokens`
+is taken as the output length, but where the conversation's next request repeats the answer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.servingsim import BlockNames, check_tokens
 from vtsim.traces.source import Source
+from vtsim.traces.texts import TextNames
 from vtsim.traces.words import OPTIONS, TokenRule
 
 TEXT_KEYS = ("text", "text_input", "prompt", "input", "query")
@@ -32,9 +34,11 @@ PROMPT_KEYS = (*TEXT_KEYS, "texts", "messages", "input_ids", "payload", "body", 
 _LENGTHS = ("input_length", "input_tokens", "prompt_tokens")
 
 
-def prompt_tokens(where: Where, row: dict[str, Any], rule: TokenRule) -> tuple[int, list[int]]:
-    """(tokens, token ids or []) of the one prompt that `row` states: a length that is recorded goes
-    before what its text counts."""
+def prompt_tokens(
+    where: Where, row: dict[str, Any], rule: TokenRule, texts: TextNames, tokens: BlockNames
+) -> tuple[int, list[bytes]]:
+    """(tokens, names of their blocks) of the one prompt that `row` states. A recorded length goes
+    before what the text counts, but does not say which token is which: it has no names."""
     found = [key for key in PROMPT_KEYS if row.get(key) is not None]
     stated = next((key for key in _LENGTHS if row.get(key) is not None), None)
     if stated is not None and "input_ids" not in found:
@@ -44,7 +48,7 @@ def prompt_tokens(where: Where, row: dict[str, Any], rule: TokenRule) -> tuple[i
     key = found[0]
     value = row[key]
     if key == "messages":
-        return rule.messages(where, value, key), []
+        return texts.messages(where, value, key, row.get("tools"))
     if key == "texts":
         if type(value) is not list:
             raise where.error("is not a list", key, value)
@@ -52,15 +56,19 @@ def prompt_tokens(where: Where, row: dict[str, Any], rule: TokenRule) -> tuple[i
     if key == "input_ids" or (
         key == "prompt" and isinstance(value, list) and value and type(value[0]) is int
     ):
-        tokens = check_tokens(where, value, key)
-        return len(tokens), tokens
+        ids = check_tokens(where, value, key)
+        return len(ids), tokens.of(ids)
     if key in ("payload", "body"):
         if type(value) is not dict:
             raise where.error("is not an object", key, value)
-        return prompt_tokens(where, value, rule)
+        return prompt_tokens(where, value, rule, texts, tokens)
     if key == "input" and isinstance(value, list):
-        return rule.messages(where, value, key), []
-    return rule.content(where, value, key), []
+        return texts.messages(where, value, key, row.get("tools"))
+    return texts.text(where, value, key)
+
+
+def _states_ids(row: dict[str, Any]) -> bool:
+    return "input_ids" in row or type(row.get("prompt")) is list
 
 
 class PromptsReader:
@@ -108,7 +116,7 @@ class _Reading:
         block = options.block_size or 16
         self._source, self._options = source, options
         self._rule = TokenRule(options)
-        self._names = BlockNames(block)
+        self._names = TextNames(self._rule, block), BlockNames(block)
         self._builder = TraceBuilder(
             source,
             PromptsReader.name,
@@ -119,7 +127,7 @@ class _Reading:
         self._where = self._builder.where
         self._talks: dict[str, _Talk] = {}
         self._seen: dict[str, int] = {}
-        self._limits = self._timed = self._untimed = 0
+        self._limits = self._timed = self._untimed = self._repeated = 0
 
     def trace(self) -> Trace:
         where, builder = self._where, self._builder
@@ -139,6 +147,11 @@ class _Reading:
             builder.warn(
                 f"{self._limits} requests state a limit (max_tokens): taken as their output"
             )
+        if self._repeated:
+            builder.warn(
+                f"{self._repeated} outputs are as long as the answer that the conversation's next "
+                "request repeats"
+            )
         return builder.finish()
 
     def _row(self, row: dict[str, Any]) -> None:
@@ -157,21 +170,30 @@ class _Reading:
         talk = _Talk()
         for turn, item in enumerate(turns):
             arrival, after, wait = talk.place(*self._times(item if turn else {**row, **item}))
-            tokens, _ = prompt_tokens(where, item, self._rule)
-            output = self._output(item)
+            tokens, names = prompt_tokens(where, item, self._rule, *self._names)
+            answer = self._answer(item, turns[turn + 1]) if whole and turns[turn + 1 :] else 0
+            self._repeated += answer > 0
+            output = answer or self._output(item)
             prompt = tokens if whole else history + tokens
             history = prompt + output
             if self._builder.drop_if_empty(prompt, output):
                 continue
             number = self._builder.add(
-                arrival, prompt, output, session=name, turn=turn, after=after, wait=wait
+                arrival,
+                prompt,
+                output,
+                hash_ids=names if whole else (),  # of `turns` the answers between are not known
+                session=name,
+                turn=turn,
+                after=after,
+                wait=wait,
             )
             talk.added(number)
         self._seen[name] = len(turns)
 
     def _request(self, row: dict[str, Any], times: tuple[Tick | None, Tick | None]) -> None:
         where, builder = self._where, self._builder
-        tokens, ids = prompt_tokens(where, row, self._rule)
+        tokens, names = prompt_tokens(where, row, self._rule, *self._names)
         output = self._output(row.get("body") or row.get("payload") or row)
         session = row.get("session_id")
         name = None if session is None else str(session)
@@ -191,7 +213,8 @@ class _Reading:
             arrival,
             tokens,
             output,
-            hash_ids=self._names.of(ids) if ids else (),
+            # of a session's rows it is not known whether they hold all that was said
+            hash_ids=names if name is None or _states_ids(row) else (),
             session=name,
             request_id=request_id,
             after=after,
@@ -211,6 +234,20 @@ class _Reading:
             None if stamp is None else where.ticks(stamp, "timestamp", unit),
             None if delay is None else where.ticks(delay, "delay", unit),
         )
+
+    def _answer(self, payload: dict[str, Any], following: dict[str, Any]) -> int:
+        """Tokens of the answer to `payload`, if the request that follows repeats all its messages
+        and the answer; 0 if it does not, or if its lengths are recorded and not counted."""
+        mine, theirs = payload.get("messages"), following.get("messages")
+        if type(mine) is not list or type(theirs) is not list or theirs[: len(mine)] != mine:
+            return 0
+        if any(row.get(key) is not None for row in (payload, following) for key in _LENGTHS):
+            return 0
+        answer = theirs[len(mine)] if len(theirs) > len(mine) else None
+        if type(answer) is not dict or answer.get("role") != "assistant":
+            return 0
+        field = f"messages[{len(mine)}].content"
+        return self._rule.content(self._where, answer.get("content"), field)
 
     def _output(self, row: dict[str, Any]) -> int:
         if type(row) is not dict:

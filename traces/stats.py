@@ -108,9 +108,17 @@ class Sharing:
     block_size: int
 
 
+def sharing_is_known(trace: Trace) -> bool:
+    """False where nothing tells what prompts share: no hash ids, and no turn that continues the one
+    before. Then nothing is known to be shared, which is not that nothing is."""
+    if trace.has_hashes:
+        return True
+    return any(trace.naming.next_of(row) >= 0 for row in range(len(trace)))
+
+
 def sharing(trace: Trace) -> Sharing | None:
-    """None where no request's content is known."""
-    if not trace.has_hashes and not bool((trace.turn >= 0).any()):
+    """None where it is not known."""
+    if not sharing_is_known(trace):
         return None
     known = sum(length for row in range(len(trace)) for _, length in trace.content(row))
     if known == 0:

@@ -22,7 +22,7 @@ OPTIONS = {
     "tokenizer": "a tokenizer.json or a folder with one, to count text with (needs tokenizers)",
     "output_tokens": "output length where a file states none",
 }
-_TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class TokenRule:
@@ -41,7 +41,7 @@ class TokenRule:
         self.defaulted = 0
         self.counted = False
         """Whether any text has been."""
-        self._encode: Callable[[str], int] | None = None
+        self._encode: Callable[[str], list[object]] | None = None
         if tokenizer is not None:
             if per_word is not None:
                 raise ConfigError("tokenizer and tokens_per_word: give one of them")
@@ -61,8 +61,22 @@ class TokenRule:
         """Tokens of a text; words are what blanks separate, and their tokens are rounded up."""
         self.counted = True
         if self._encode is not None:
-            return self._encode(text)
+            return len(self._encode(text))
         return math.ceil(len(text.split()) * self._per_word)
+
+    def spelled(self, text: str) -> list[str]:
+        """The tokens that `text` counts: a tokenizer's ids, else each with the words it covers."""
+        self.counted = True
+        if self._encode is not None:
+            return list(map(str, self._encode(text)))
+        words, rate = text.split(), self._per_word
+        if rate == 1:
+            return words
+        tokens = []
+        for token in range(math.ceil(len(words) * rate)):
+            first = min(int(token / rate), len(words) - 1)
+            tokens.append(" ".join(words[first : max(int((token + 1) / rate), first + 1)]))
+        return tokens
 
     def content(self, where: Where, content: object, field: str) -> int:
         """Tokens of a message's content: a text, or parts of which only texts count."""
@@ -75,7 +89,7 @@ class TokenRule:
             for part in content:
                 if isinstance(part, str):
                     total += self.text(part)
-                elif isinstance(part, dict) and part.get("type") in _TEXT_PARTS:
+                elif isinstance(part, dict) and part.get("type") in TEXT_PARTS:
                     total += self.content(where, part.get("text", part.get("content")), field)
                 else:
                     self.other_parts += 1
@@ -84,14 +98,20 @@ class TokenRule:
 
     def messages(self, where: Where, messages: object, field: str) -> int:
         """Tokens of a list of messages, their contents only."""
+        return sum(
+            self.content(where, message.get("content"), f"{field}[{index}].content")
+            for index, message in enumerate(self.listed(where, messages, field))
+        )
+
+    @staticmethod
+    def listed(where: Where, messages: object, field: str) -> list[dict[str, Any]]:
+        """`messages`, which are a list of objects; TraceFormatError if not."""
         if type(messages) is not list or not messages:
             raise where.error("is not a list of messages", field, messages)
-        total = 0
         for index, message in enumerate(messages):
             if type(message) is not dict:
                 raise where.error("is not an object", f"{field}[{index}]", message)
-            total += self.content(where, message.get("content"), f"{field}[{index}].content")
-        return total
+        return messages
 
     def output(self, where: Where, row: dict[str, Any], names: tuple[str, ...]) -> int:
         """The output length that one of `names` states, else the option's."""
@@ -130,7 +150,7 @@ def _whole(value: object, name: str) -> int:
     return number
 
 
-def _load_tokenizer(path: Path) -> Callable[[str], int]:
+def _load_tokenizer(path: Path) -> Callable[[str], list[object]]:
     try:
         tokenizers = import_module("tokenizers")
     except ImportError:
@@ -144,4 +164,4 @@ def _load_tokenizer(path: Path) -> Callable[[str], int]:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
         raise ConfigError(f"tokenizer {path}: cannot be loaded: {error}") from None
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids

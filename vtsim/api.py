@@ -26,7 +26,7 @@ from vtsim.runs import MakeBackend, Replay
 from vtsim.spec import GpuSpec, ModelSpec, load_model
 from vtsim.traces import load
 from vtsim.traces.pace import scale_speed
-from vtsim.traces.stats import ideal_prefix_hits
+from vtsim.traces.stats import ideal_prefix_hits, sharing_is_known
 from vtsim.traces.transform import apply_max_context, limit_requests
 
 __all__ = [
@@ -128,8 +128,7 @@ def prepare(
     loaded = _prepare_trace(trace, max_model_len, opts)
     costs = CostModel(spec, card, tp)
     workspace = costs.workspace_bytes(opts.max_batched_tokens, opts.max_num_seqs)
-    known = any(loaded.content(row) for row in range(len(loaded)))
-    ideal = ideal_prefix_hits(loaded) if known else None
+    ideal = ideal_prefix_hits(loaded) if sharing_is_known(loaded) else None
     budget, card = plan_budget(loaded, spec, card, tp, max_model_len, workspace, opts)
     return Replay(
         trace=loaded,
