@@ -1,6 +1,7 @@
-"""OpenTelemetry GenAI spans: `{"trace_id": ..., "spans": [...]}`, one, an array or JSON lines.
+"""OpenTelemetry GenAI spans: `{"trace_id": ..., "spans": [...]}` or OTLP's own JSON
+(`resourceSpans`), one, an array or JSON lines.
 
-A span of a model call is a request: it arrives at `start_time`, with the token counts of
+A span of a model call is a request: it arrives when it started, with the token counts of
 `gen_ai.usage.*`, or those of its texts by the rule of `vtsim.traces.words`. Its trace is its
 session; what calls share is not known. Other spans are counted as dropped.
 """
@@ -8,18 +9,20 @@ session; what calls share is not known. Other spans are counted as dropped.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
-from vtsim.request import TICKS_PER_S, Trace
+from vtsim.request import TICKS_PER_S, Tick, Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.number import Where
+from vtsim.traces.otlp import RESOURCES, documents
+from vtsim.traces.otlp import spans as otlp_spans
 from vtsim.traces.registry import Head, ReadOptions
-from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 from vtsim.traces.words import OPTIONS, TokenRule
 
 _CALLS = frozenset(("chat", "text_completion", "generate_content", "completion"))
 _PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+_INPUT, _ANSWER = "gen_ai.input.messages", "gen_ai.output.messages"
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 
 
@@ -31,13 +34,17 @@ class OtelReader:
     options = OPTIONS
 
     def detects(self, head: Head) -> bool:
-        return head.has("spans")
+        return head.has("spans") or head.has(RESOURCES)
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         rule = TokenRule(options)
         builder = TraceBuilder(source, self.name, fields=(_PROMPT[0], _OUTPUT[0]))
         where = builder.where
-        for document in json_rows(source, where):
+        for document in documents(source, where):
+            if RESOURCES in document:
+                for span in otlp_spans(where, document[RESOURCES]):
+                    _add(builder, where, rule, span, span.get("traceId"), _OTLP)
+                continue
             spans = document.get("spans")
             if type(spans) is not list:
                 raise where.error("is not a list" if spans is not None else "is missing", "spans")
@@ -46,21 +53,45 @@ class OtelReader:
                 where.prefix = f"{outer}spans[{index}]."
                 if type(span) is not dict:
                     raise where.error("is not an object", value=span)
-                _add(builder, where, rule, span, document.get("trace_id"))
+                _add(builder, where, rule, span, document.get("trace_id"), _PLAIN)
             where.prefix = outer
         rule.tell(builder)
         return builder.finish()
 
 
+class _Form(NamedTuple):
+    """What a form of spans calls them."""
+
+    start: str
+    end: str
+    span: str
+    parent: str
+
+    def ticks(self, where: Where, span: dict[str, Any], field: str) -> Tick:
+        if field.endswith("Nano"):
+            return where.ticks(span.get(field), field, "ns")
+        return where.date_time(span.get(field), field)
+
+
+_PLAIN = _Form("start_time", "end_time", "span_id", "parent_span_id")
+_OTLP = _Form("startTimeUnixNano", "endTimeUnixNano", "spanId", "parentSpanId")
+
+
 def _add(
-    builder: TraceBuilder, where: Where, rule: TokenRule, span: dict[str, Any], trace_id: object
+    builder: TraceBuilder,
+    where: Where,
+    rule: TokenRule,
+    span: dict[str, Any],
+    trace_id: object,
+    form: _Form,
 ) -> None:
     """Adds or drops the span."""
     said = span.get("attributes") or {}
     if type(said) is not dict:
         raise where.error("is not an object", "attributes", said)
     usage = [key for key in (*_PROMPT, *_OUTPUT) if said.get(key) is not None]
-    if said.get("gen_ai.operation.name", "chat" if usage else "") not in _CALLS:
+    operation = said.get("gen_ai.operation.name", "chat" if usage else "")
+    if type(operation) is not str or operation not in _CALLS:
         builder.drop("not_a_model_call")
         return
     status = span.get("status")
@@ -71,26 +102,30 @@ def _add(
     ):
         builder.drop("failed")
         return
-    start = where.date_time(span.get("start_time"), "start_time")
+    start = form.ticks(where, span, form.start)
     recorded: dict[str, object] = {}
-    if span.get("end_time") is not None:
-        end = where.date_time(span["end_time"], "end_time")
+    if span.get(form.end) is not None:
+        end = form.ticks(where, span, form.end)
         if end < start:
-            raise where.error("stands before start_time", "end_time", span["end_time"])
+            raise where.error(f"stands before {form.start}", form.end, span[form.end])
         recorded["duration_s"] = (end - start) / TICKS_PER_S
     prompt = _usage(where, said, _PROMPT)
     if prompt is None:
-        prompt = _messages(where, rule, said.get("gen_ai.input.messages"))
+        messages = said.get(_INPUT)
+        if messages is None:
+            raise where.error("states neither token counts nor messages", "attributes")
+        prompt = _messages(where, rule, messages, _INPUT)
     output = _usage(where, said, _OUTPUT)
     if output is None and isinstance(said.get("gen_ai.output.text"), str):
         output = rule.text(said["gen_ai.output.text"])
+    if output is None and said.get(_ANSWER) is not None:
+        output = _messages(where, rule, said[_ANSWER], _ANSWER)
     if output is None:
         limit = {"gen_ai.request.max_tokens": said.get("gen_ai.request.max_tokens")}
         output = rule.output(where, limit, ("gen_ai.request.max_tokens",))
     if not builder.drop_if_empty(prompt, output):
-        extra = {
-            key: span[key] for key in ("span_id", "parent_span_id") if span.get(key) is not None
-        }
+        names = {"span_id": span.get(form.span), "parent_span_id": span.get(form.parent)}
+        extra = {key: name for key, name in names.items() if name not in (None, "")}
         model = said.get("gen_ai.request.model")
         builder.add(
             start,
@@ -109,15 +144,14 @@ def _usage(where: Where, said: dict[str, Any], names: tuple[str, ...]) -> int | 
     return None
 
 
-def _messages(where: Where, rule: TokenRule, messages: object) -> int:
-    field = "attributes.gen_ai.input.messages"
+def _messages(where: Where, rule: TokenRule, messages: object, attribute: str) -> int:
+    """Tokens of messages, as a list or as JSON in a string."""
+    field = f"attributes.{attribute}"
     if isinstance(messages, str):
         try:
             messages = json.loads(messages)
         except (ValueError, RecursionError):
             raise where.error("is not JSON", field) from None
-    if messages is None:
-        raise where.error("states neither token counts nor messages", "attributes")
     if type(messages) is list:
         flat = [
             {"content": m["parts"]} if type(m) is dict and "parts" in m else m for m in messages
