@@ -32,6 +32,7 @@ _MOST_PARTS = 20
 _BUILT_IN = {
     "native": "vtsim.traces.native:READER",
     "weka": "vtsim.traces.weka:READER",
+    "dynamo": "vtsim.traces.dynamo:READER",
     "copilot": "vtsim.traces.copilot:READER",
     "servegen": "vtsim.traces.servegen:READER",
     "bailian": "vtsim.traces.bailian:READER",
@@ -46,6 +47,7 @@ _BUILT_IN = {
     "vidur": "vtsim.traces.columns:VIDUR",
     "vidur-lengths": "vtsim.traces.columns:LENGTHS",
     "otel": "vtsim.traces.otel:READER",
+    "sglang-agentic": "vtsim.traces.sglang:READER",
     "sharegpt": "vtsim.traces.sharegpt:READER",
     "mooncake": "vtsim.traces.mooncake:READER",
     "prompts": "vtsim.traces.prompts:READER",

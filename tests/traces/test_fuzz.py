@@ -111,6 +111,19 @@ SEEDS: dict[str, tuple[bytes, dict[str, object]]] = {
         b'"assistant", "content": [{"type": "text", "text": "c"}]}], "max_tokens": 9}]}]}',
         {"block_size": 1},
     ),
+    "sglang-agentic": (
+        b'{"metadata": {}, "conversations": [[{"messages": [{"role": "user", "content": "a b"}], '
+        b'"prompt_tokens": 5},\n{"messages": [{"role": "user", "content": "c"}]}]]}',
+        {"output_tokens": 3},
+    ),
+    "dynamo": (
+        b'{"schema": "dynamo.request.trace.v1", "event_type": "tool_end"}\n'
+        b'{"schema": "dynamo.request.trace.v1", "event_type": "request_end", "agent_context": '
+        b'{"session_id": "s"}, "request": {"request_id": "r", "request_received_ms": 1777312800000,'
+        b' "output_tokens": 16, "ttft_ms": 2.5, "replay": {"trace_block_size": 64, "input_length": '
+        b'100, "input_sequence_hashes": [14879255164371896291, 2]}}}\n',
+        {},
+    ),
     "otel otlp": (
         b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "t", "spanId": "a", '
         b'"startTimeUnixNano": "1544712660000000000", "endTimeUnixNano": 1544712661000000000,\n'
