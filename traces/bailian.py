@@ -7,6 +7,8 @@ counted in a warning. Source of the schema: the dataset's README.
 
 from __future__ import annotations
 
+from array import array
+
 from vtsim.errors import TraceFormatError
 from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
@@ -41,8 +43,9 @@ class BailianReader:
         )
         where = builder.where
         parent_of: dict[int, int] = {}
-        rows: list[tuple[int, int]] = []
-        """(row, chat id)"""
+        numbers, chats = array("q"), []
+        """Rows, and their chats."""
+        kinds: dict[str, dict[str, object]] = {}
         for row in json_rows(source, where):
             arrival = where.ticks(row.get("timestamp"), "timestamp", "s")
             prompt = where.count(row.get("input_length"), "input_length")
@@ -63,22 +66,22 @@ class BailianReader:
                 continue
             extra = {key: row[key] for key in row if key not in _KNOWN}
             builder.note_unknown(extra)
-            kept = {"type": row["type"]} if row.get("type") is not None else {}
             number = builder.add(
                 arrival,
                 prompt,
                 output,
                 hash_ids=ids,
                 request_id=chat,
-                extra={**kept, **extra},
+                extra=_with_kind(kinds, row.get("type"), extra),
             )
-            rows.append((number, chat))
+            numbers.append(number)
+            chats.append(chat)
         place = _sessions(parent_of)
         if place is None:
             raise TraceFormatError(
                 "chats are their own parents", path=source.path, field="parent_chat_id"
             )
-        for number, chat in rows:
+        for number, chat in zip(numbers, chats, strict=True):
             first, turn = place[chat]
             builder.set_session(number, str(first), turn)
         orphans = sum(p != -1 and p not in parent_of for p in parent_of.values())
@@ -88,6 +91,17 @@ class BailianReader:
                 "its own"
             )
         return builder.finish()
+
+
+def _with_kind(
+    kinds: dict[str, dict[str, object]], kind: object, extra: dict[str, object]
+) -> dict[str, object]:
+    """`extra` with the row's type; rows that have nothing else share one."""
+    if kind is None:
+        return extra
+    if extra or type(kind) is not str:
+        return {"type": kind, **extra}
+    return kinds.setdefault(kind, {"type": kind})
 
 
 def _sessions(parent_of: dict[int, int]) -> dict[int, tuple[int, int]] | None:

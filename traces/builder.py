@@ -20,7 +20,7 @@ from vtsim.errors import TraceFormatError
 from vtsim.request import IntArray, ReadReport, Tick, Trace
 from vtsim.traces.ids import HashId, HashIds
 from vtsim.traces.number import MAX_TICK, Where, one_line, plain, seconds_text
-from vtsim.traces.order import Places, WaitsForItself, in_time_order
+from vtsim.traces.order import Column, Places, WaitsForItself, in_time_order
 
 if TYPE_CHECKING:
     from vtsim.traces.schedule import Schedule
@@ -58,11 +58,10 @@ class TraceBuilder:
         self.arrivals: list[int | None] | array[int] = []
         self.prompts = array("q")
         self.outputs = array("q")
-        self._priorities: dict[int, int] = {}
-        self._sessions: dict[int, int] = {}
+        self._priorities, self._sessions, self._turns = Column(0), Column(-1), Column(-1)
         self._session_index: dict[str, int] = {}
-        self._turns: dict[int, int] = {}
-        self._ids: dict[int, object] = {}
+        self._ids: list[object] = []
+        """None where a row has none; shorter than the rows where the last have none."""
         self._after: dict[int, tuple[int, ...]] = {}
         self._wait: dict[int, Tick] = {}
         self._recorded: dict[int, Mapping[str, object]] = {}
@@ -114,11 +113,14 @@ class TraceBuilder:
         if session is not None:
             self.set_session(row, session, turn)
         elif turn >= 0:
-            self._turns[row] = turn
+            self._turns.put(row, turn)
         if priority:
-            self._priorities[row] = priority
+            self._priorities.put(row, priority)
         if request_id is not None:
-            self._ids[row] = request_id
+            ids = self._ids
+            if len(ids) < row:
+                ids += [None] * (row - len(ids))
+            ids.append(request_id)
         if after:
             self.set_after(row, after, wait)
         if recorded:
@@ -177,9 +179,10 @@ class TraceBuilder:
 
     def set_session(self, row: int, session: str, turn: int) -> None:
         """The session of `row`, and its place in it (-1: unknown)."""
-        self._sessions[row] = self._session_index.setdefault(session, len(self._session_index))
+        index = self._session_index
+        self._sessions.put(row, index.setdefault(session, len(index)))
         if turn >= 0:
-            self._turns[row] = turn
+            self._turns.put(row, turn)
 
     def set_recorded(self, row: int, recorded: Mapping[str, object]) -> None:
         """What was measured of `row`, where that is known later than the row."""
@@ -262,7 +265,7 @@ class TraceBuilder:
             timing = in_time_order(self.arrivals, self._after, self.quantum)
         except WaitsForItself as error:
             raise TraceFormatError(
-                f"request {self._ids.get(error.row, error.row)!r} waits for itself",
+                f"request {self._name(error.row)!r} waits for itself",
                 path=self.source.path,
                 line=self._lines[error.row] or None,
                 field="after",
@@ -271,6 +274,10 @@ class TraceBuilder:
             raise TraceFormatError(str(error), path=self.source.path) from None
         report.rows_moved, report.removed_offset_s = timing.moved, timing.offset_s
         return self._columns(timing.arrival, timing.order)
+
+    def _name(self, row: int) -> object:
+        named = self._ids[row] if row < len(self._ids) else None
+        return row if named is None else named
 
     def _columns(self, arrival: IntArray, order: IntArray | None) -> Trace:
         rows = len(arrival)
@@ -290,9 +297,9 @@ class TraceBuilder:
             arrival=arrival,
             prompt_tokens=prompts,
             output_tokens=outputs,
-            priority=places.column(self._priorities, 0),
-            session=places.column(self._sessions, -1),
-            turn=places.column(self._turns, -1),
+            priority=places.column(self._priorities),
+            session=places.column(self._sessions),
+            turn=places.column(self._turns),
             run_offsets=offsets,
             run_first=np.array(run_first),
             run_count=np.array(run_count),

@@ -110,12 +110,10 @@ class HashIds:
         """The ids of `row`, which comes behind those before: integers of any size, strings, or
         digests of 16 bytes. `scope` is any hashable name of the namespace that they belong to."""
         before = len(self._low)
-        listed = names if type(names) in (list, array) else list(names)
-        if not self._add_numbers(listed):
-            if self._low.typecode == "I":
-                self._low = array("Q", self._low)
-            if not self._add_numbers(listed):
-                self._add_named(listed)
+        try:
+            self._low.fromlist(names)  # type: ignore[arg-type] # what is no list is seen to below
+        except (OverflowError, TypeError):
+            self._add_others(names if type(names) in (list, array) else list(names))
         added = len(self._low) - before
         if not added:
             return
@@ -128,6 +126,14 @@ class HashIds:
             self._scopes.append(0 if scope is None else known.setdefault(scope, len(known) + 1))
         self._rows.append(row)
         self._counts.append(added)
+
+    def _add_others(self, names: Sequence[HashId]) -> None:
+        """What is no list of numbers that `_low` holds as it is."""
+        if not self._add_numbers(names):
+            if self._low.typecode == "I":
+                self._low = array("Q", self._low)
+            if not self._add_numbers(names):
+                self._add_named(names)
 
     def _add_numbers(self, names: Sequence[HashId]) -> bool:
         """False, and nothing added, if one of them is no number that `_low` holds."""

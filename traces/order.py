@@ -108,6 +108,25 @@ def inherit_keys(keys: list[int], after: Mapping[int, tuple[int, ...]]) -> None:
                         stack.append(parent)
 
 
+class Column:
+    """A number of each row, `fill` where none was put; as long as the last row that has one."""
+
+    __slots__ = ("fill", "values")
+
+    def __init__(self, fill: int) -> None:
+        self.fill = fill
+        self.values = array("q")
+
+    def put(self, row: int, value: int) -> None:
+        values = self.values
+        if row < len(values):
+            values[row] = value
+            return
+        if row > len(values):
+            values.extend([self.fill] * (row - len(values)))
+        values.append(value)
+
+
 class Places:
     """Where the rows of a file stand in time order."""
 
@@ -134,25 +153,31 @@ class Places:
             return dict(column)
         return {self._listed[row]: value for row, value in column.items()}
 
-    def column(self, values: Mapping[int, int], fill: int) -> IntArray:
-        """The same of all rows; `fill` where nothing is known."""
-        full = np.full(self._rows, fill, dtype=np.int64)
-        if values:
-            rows = np.fromiter(values.keys(), dtype=np.int64, count=len(values))
-            full[self.of(rows)] = np.fromiter(values.values(), dtype=np.int64, count=len(values))
-        return full
+    def column(self, values: Column) -> IntArray:
+        """The same of all rows."""
+        full = np.full(self._rows, values.fill, dtype=np.int64)
+        known = np.frombuffer(values.values, dtype=np.int64)
+        full[: len(known)] = known
+        if self.place is None or not len(known):
+            return full
+        moved = np.empty_like(full)
+        moved[self.place] = full
+        return moved
 
-    def names(self, named: Mapping[int, object]) -> tuple[object, ...]:
-        """The name of each row: its own, else its number, or the next that nobody has. () if that
-        is the number for all."""
+    def names(self, named: Sequence[object]) -> tuple[object, ...]:
+        """The name of each row: its own, else (None, or none for the last rows) its number, or the
+        next that nobody has. () if that is the number for all."""
         if not named:
             return ()
-        given = self.keyed(named)
-        taken = set(given.values())
-        unused = (number for number in count(self._rows) if number not in taken)
-        names = tuple(
-            given[row] if row in given else row if row not in taken else next(unused)
-            for row in range(self._rows)
-        )
+        names = [*named, *[None] * (self._rows - len(named))]
+        if self.place is not None:
+            for old, new in enumerate(self._listed):
+                names[new] = named[old] if old < len(named) else None
+        if None in names:
+            taken = set(names)
+            unused = (number for number in count(self._rows) if number not in taken)
+            for row, name in enumerate(names):
+                if name is None:
+                    names[row] = row if row not in taken else next(unused)
         numbers = all(type(name) is int and name == row for row, name in enumerate(names))
-        return () if numbers else names
+        return () if numbers else tuple(names)
