@@ -121,6 +121,8 @@ def load_trace(given: dict[str, Any]) -> Trace:
     """`vtsim.traces.load` with what the command line said."""
     from vtsim.traces import load
 
+    if given["seed"] and given["rate"] is None:
+        raise ConfigError(f"seed {given['seed']} needs rate: without it nothing is drawn")
     named: dict[str, Any] = {name: given[name] for name in _READER if given[name] is not None}
     for name, value in options_of(given["option"]).items():
         if name in named:

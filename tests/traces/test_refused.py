@@ -69,6 +69,12 @@ def test_an_option_that_needs_another(table: Path, options: Any, said: str) -> N
         load(table, **options)
 
 
+def test_a_seed_of_nothing(capsys: pytest.CaptureFixture[str], table: Path) -> None:
+    said = "seed 5 needs rate: without it nothing is drawn"
+    assert said in refused(capsys, "trace", "info", table, "--seed", 5)
+    assert run(["trace", "info", str(table), "-q", "--seed", "5", "--rate", "2"]) == 0
+
+
 def test_an_option_that_this_file_leaves_without_effect(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text(json.dumps(ROW))
