@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("replay", cls=Once)(replay.replay)
+app.command("replay")(replay.replay)
 app.command("explain")(explain.explain)
 app.command("diff")(diff.diff)
 app.command("policies")(policies.policies)
@@ -35,6 +35,9 @@ if importlib.util.find_spec("vtsim.cli.trace") is not None:
     from vtsim.cli.trace import app as trace_app
 
     app.add_typer(trace_app, name="trace")
+for each in (app, *(group.typer_instance for group in app.registered_groups)):
+    for command in each.registered_commands if each is not None else ():
+        command.cls = Once
 
 
 def _version(asked: bool) -> None:

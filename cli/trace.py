@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from vtsim.cli.once import Once
 from vtsim.cli.reading import keep, reading
 from vtsim.errors import ConfigError
 from vtsim.request import Trace
@@ -33,7 +32,7 @@ Target = Annotated[
 ]
 
 
-@app.command(cls=Once)
+@app.command()
 @reading
 def info(
     load: Callable[[], Trace], json_path: Json = None, plot: Plot = None, quiet: Quiet = False
@@ -61,7 +60,7 @@ def info(
         print_facts(facts)
 
 
-@app.command(cls=Once)
+@app.command()
 @reading
 def convert(
     load: Callable[[], Trace], out: Output, to: Target = None, quiet: Quiet = False
@@ -81,7 +80,7 @@ def convert(
             print(f"not kept by {target}: {line}", file=sys.stderr)
 
 
-@app.command(cls=Once)
+@app.command()
 @reading
 def sample(
     load: Callable[[], Trace],
@@ -109,7 +108,7 @@ def sample(
             print(f"not kept by {target}: {line}", file=sys.stderr)
 
 
-@app.command(cls=Once)
+@app.command()
 def synth(
     out: Output,
     requests: Annotated[int, typer.Option("--requests", "-n", help="Requests.")] = 300,

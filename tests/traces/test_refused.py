@@ -95,6 +95,9 @@ def test_an_option_that_this_file_leaves_without_effect(tmp_path: Path) -> None:
         ("trace", "sample", "{t}", "{o}", "-n", "5", "--requests", "6"),
         ("trace", "synth", "{o}", "--seed", "1", "--seed", "2"),
         ("replay", "{t}", "--gpu", "a100-80g", "--gpu", "other"),
+        ("policy", "check", "paged", "--seed", "1", "--seed", "2"),
+        ("calibrate", "memory", "{o}", "--device", "0", "--device", "1"),
+        ("doctor", "--device", "0", "--device", "1"),
     ],
 )
 def test_an_option_given_twice(
