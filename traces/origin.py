@@ -30,6 +30,7 @@ def with_origin(trace: Trace, options: Mapping[str, object]) -> Trace:
         rows["dropped"] = dict(sorted(report.dropped.items()))
     source: dict[str, Any] = dict(trace.source)
     if report.format == "native":
+        said.pop("from", None)  # which changes nothing
         if not said:
             return trace
         earlier = source.get(RESHAPED)

@@ -60,7 +60,7 @@ def test_a_native_file_keeps_its_source(azure: Path, tmp_path: Path) -> None:
     first, again, cut, cut_again = (tmp_path / f"{name}.json" for name in "abcd")
     for words in (
         [azure, first],
-        [first, again],
+        [first, again, "--from", "native"],
         [first, cut, "--limit", "3"],
         [cut, cut_again, "--speed", "2"],
     ):
