@@ -53,16 +53,21 @@ def _aiperf_text(trace: Trace) -> Iterator[str]:
 
 
 def _rows(trace: Trace, ids_of: Callable[[int], list[int]], *, extras: bool) -> Iterator[str]:
-    """One object a line: times in milliseconds, exact."""
-    for row in trace.after:
-        if not _chained(trace, row):
-            raise ConfigError(
-                f"{trace.name}: request {trace.id_of(row)!r} waits for others than the row before "
-                "it of its session, which only the native format can say"
-            )
+    """One object a line: times in milliseconds, exact. With `extras`, where a row waits for others
+    than the one before it of its session, all rows say by names whom they wait for."""
+    loose = _waits_freely(trace)
+    if loose is not None and not extras:
+        raise ConfigError(
+            f"{trace.name}: request {trace.id_of(loose)!r} waits for others than the row before it "
+            "of its session, which only the native and the mooncake format can say"
+        )
+    names = [] if loose is None else _names(trace)
     arrival = trace.arrival.tolist()
     for row in range(len(trace)):
         item: dict[str, str] = {}
+        if names:
+            item["request_id"] = json.dumps(names[row])
+            item["wait_for"] = json.dumps([names[parent] for parent in trace.after.get(row, ())])
         if arrival[row] != NO_ARRIVAL:
             item["timestamp"] = _milliseconds(arrival[row])
         else:
@@ -78,7 +83,7 @@ def _rows(trace: Trace, ids_of: Callable[[int], list[int]], *, extras: bool) -> 
             if trace.priority[row]:
                 item["priority"] = str(int(trace.priority[row]))
             for key, value in (trace.extra.get(row) or {}).items():
-                if key not in _OWN:
+                if key not in _OWN and key not in item:
                     item[key] = to_json(value)
         yield "{" + ", ".join(f"{json.dumps(k)}: {v}" for k, v in item.items()) + "}\n"
 
@@ -113,8 +118,25 @@ def _chained(trace: Trace, row: int) -> bool:
     return not bool((trace.session[parents[0] + 1 : row] == session).any()) and parents[0] < row
 
 
+def _waits_freely(trace: Trace) -> int | None:
+    """A row that waits for others than `delay` can say; None if there is none."""
+    return next((row for row in trace.after if not _chained(trace, row)), None)
+
+
+def _names(trace: Trace) -> list[str]:
+    """The requests' names as strings; ConfigError if two become equal."""
+    names = [str(trace.id_of(row)) for row in range(len(trace))]
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            f"{trace.name}: two requests have the same id as text, which only the native format "
+            "tells apart"
+        )
+    return names
+
+
 def _mooncake_losses(trace: Trace) -> list[str]:
     lost = []
+    named = _waits_freely(trace) is not None
     if trace.has_hashes and trace.tail_rule == "prefix_only":
         lost.append("tail_rule: unhashed ends of prompts got hash ids that nothing else has")
     if trace.has_hashes and trace.block_size != 512:
@@ -122,7 +144,9 @@ def _mooncake_losses(trace: Trace) -> list[str]:
             f"block_size {trace.block_size}: not stated in the file; read it with "
             f"--block-size {trace.block_size}"
         )
-    if trace.ids:
+    if named and not all(type(trace.id_of(row)) is str for row in range(len(trace))):
+        lost.append("id: kept as text, in request_id")
+    elif trace.ids and not named:
         lost.append("id")
     if (trace.turn >= 0).any():
         lost.append("turn: only implied by the order of a session's rows")

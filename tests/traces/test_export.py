@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,17 +134,62 @@ def test_native_loses_nothing(trace: Trace, tmp_path: Path) -> None:
     assert again.source == trace.source and again.ids == trace.ids
 
 
-def test_fan_in_cannot_be_said_in_mooncake(tmp_path: Path) -> None:
-    rows = [
+def test_fan_in_is_said_by_names_or_refused(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
         {"id": 0, "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1},
         {"id": 1, "arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1},
         {"id": 2, "after": [0, 1], "prompt_tokens": 1, "output_tokens": 1},
     ]
     path = tmp_path / "in.json"
     path.write_text(json.dumps({"format": "vtsim-trace", "version": 1, "requests": rows}))
+    trace, out = load(path), tmp_path / "out.jsonl"
     with pytest.raises(ConfigError, match="request 2 waits"):
-        export(load(path), tmp_path / "out.jsonl", "mooncake")
-    assert not (tmp_path / "out.jsonl").exists()
+        export(trace, out, "aiperf")
+    assert not out.exists()
+    assert "id: kept as text, in request_id" in export(trace, out, "mooncake")
+    again = load(out)
+    assert again.report.warnings == [] and again.ids == ("0", "1", "2")
+    assert (again.after, again.wait) == ({2: (0, 1)}, {2: 0})
+    rows[1]["id"] = "0"
+    rows[2]["after"] = [0, "0"]
+    path.write_text(json.dumps({"format": "vtsim-trace", "version": 1, "requests": rows}))
+    with pytest.raises(ConfigError, match="the same id as text"):
+        export(load(path), tmp_path / "none.jsonl", "mooncake")
+
+
+def test_sub_agents_go_to_mooncake_and_back(tmp_path: Path) -> None:
+    """Fan-out, fan-in and sharing of a coding agent with two sub-agents."""
+
+    def call(t: int, *blocks: int) -> dict[str, Any]:
+        length = {"in": 64 * len(blocks) + 5, "out": 9, "api_time": 1.5}
+        return {"t": t, "hash_ids": list(blocks), **length}
+
+    def agent(name: str, t: int, *calls: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "subagent", "agent_id": name, "t": t, "requests": list(calls)}
+
+    talk = {
+        "id": "x",
+        "models": [],
+        "block_size": 64,
+        "requests": [
+            call(0, 1, 2),
+            agent("a", 5, call(5, 1, 7), call(8, 1, 7, 8)),
+            agent("b", 5, call(6, 1, 9)),
+            call(20, 1, 2, 3),
+        ],
+    }
+    path, out = tmp_path / "in.json", tmp_path / "out.jsonl"
+    path.write_text(json.dumps(talk))
+    trace = load(path, closed_loop=True)
+    export(trace, out)
+    again = load(out, block_size=64)
+    assert again.after == trace.after and again.wait == trace.wait
+    assert max(map(len, again.after.values())) > 1
+    for column in ("arrival", "prompt_tokens", "output_tokens", "session", "turn"):
+        assert getattr(again, column).tolist() == getattr(trace, column).tolist(), column
+    assert again.extra == trace.extra
+    hits = [ideal_prefix_hits(each, with_outputs=False).tolist() for each in (trace, again)]
+    assert hits[0] == hits[1] and sum(hits[0]) > 0
 
 
 def test_targets() -> None:
