@@ -19,9 +19,9 @@ from vtsim.memory.numbered import NumberedStore
 from vtsim.memory.pages import PageSet, PlaceRule
 from vtsim.memory.radix import join
 from vtsim.plan import (
-    KINDS,
     NO_MATCH,
     NOTHING,
+    Bounds,
     Keep,
     Match,
     MemoryUsage,
@@ -126,6 +126,7 @@ class ElasticPagedPolicy(Policy):
         self._addressed = min(addressed, device.capacity_bytes // self._page_bytes)
         self._reserved_slots = -(-self._addressed * self._page_units // kv.slot_units)
         self._limit_pages = self._pages_under(limit_bytes)
+        self._bounds = Bounds(kv.arenas, kv.chunk_bytes)
         self.limit_bytes = limit_bytes
         self._pages = PageSet(per_page, options.place)
         self._store = NumberedStore(block, make_order(options.evict, self.known))
@@ -320,7 +321,7 @@ class ElasticPagedPolicy(Policy):
         missing = need - self._reach()
         if missing > 0:
             return self._shortage(missing)
-        plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes, steps=steps)
+        plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes)
         before: list[int] = plan.counts
         for due in range(steps):
             if due == steps - 1:
@@ -331,7 +332,8 @@ class ElasticPagedPolicy(Policy):
             if self._refill_due():
                 self._map_pages(plan, 1, due)
         if steps > 1:
-            plan.last = [after - b for after, b in zip(plan.counts, before, strict=True)]
+            last = [after - b for after, b in zip(plan.counts, before, strict=True)]
+            plan.last = Plan(Phase.EXTEND, last)
         return self._close(plan)
 
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
@@ -341,9 +343,8 @@ class ElasticPagedPolicy(Policy):
         opened = growth.peak(steps) if need > pages.free_blocks else 0
         if steps and (opened or self._refill_due()):
             opened += self.options.reserve_low > 0
-            peak = [0] * KINDS
-            peak[OpKind.CREATE] = peak[OpKind.MAP] = opened * self._page_units * self.kv.arenas
-            return Headroom(steps, peak)
+            units = opened * self._page_units
+            return Headroom(steps, self._bounds[units, units, 0])
         return Headroom(steps)
 
     # -- release and retire -----------------------------------------------------------------------

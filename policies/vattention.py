@@ -17,7 +17,7 @@ from vtsim.memory.growth import Growth
 from vtsim.memory.physical import ChunkPool
 from vtsim.memory.placement import Placement
 from vtsim.memory.slots import AdoptRule, SlotSet
-from vtsim.plan import KINDS, NOTHING, Keep, Match, MemoryUsage, OpKind, Phase, Plan, Shortage
+from vtsim.plan import NOTHING, Bounds, Keep, Match, MemoryUsage, OpKind, Phase, Plan, Shortage
 from vtsim.policies.base import Policy
 from vtsim.ports import Batch, DeviceInfo, Headroom
 from vtsim.request import Sequence
@@ -93,6 +93,7 @@ class VAttentionPolicy(Policy):
         self._unit_bytes = kv.unit_bytes
         self._lead_tokens = self._lead()
         self._pool = ChunkPool(limit_bytes // kv.unit_bytes)
+        self._bounds = Bounds(kv.arenas, kv.chunk_bytes)
         self._growth = Growth(
             kv.period_tokens, kv.crossings, kv.units, self._lead_tokens, self.placement
         )
@@ -213,12 +214,10 @@ class VAttentionPolicy(Policy):
         fits = need <= pool.available
         if not fits and need > self._reach():
             return self._shortage(need - self._reach())
-        plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes, steps=steps)
-        if not eager and fits and 1 < steps <= growth.until_wake():
-            new, last = max(0, need - pool.pooled), growth.last(steps)
-            plan.last = self._counts(min(last, new), last)
+        plan = Plan(Phase.EXTEND, chunk_bytes=self.kv.chunk_bytes)
         if not eager and fits and self._placed is None:
-            plan.counts = self._counts(pool.take(need), need)
+            plan.counts[CREATE] = pool.take(need) * self._arenas
+            plan.counts[MAP] = need * self._arenas
             self._own_units += need
             growth.advance(steps)
             return plan
@@ -254,12 +253,6 @@ class VAttentionPolicy(Policy):
             self._placed.map_new(slot, 1, due)
         self._slots.park(slot, 1)
 
-    def _counts(self, new: int, units: int) -> list[int]:
-        counts = [0] * KINDS
-        counts[CREATE] = new * self._arenas
-        counts[MAP] = units * self._arenas
-        return counts
-
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         """Nothing that steps do depends on what retires meanwhile: that stays parked."""
         growth, pool = self._growth, self._pool
@@ -268,8 +261,9 @@ class VAttentionPolicy(Policy):
         steps, need = growth.within(pool.available, min(at_most, growth.until_wake()))
         if not need:
             return Headroom(steps, None, True)
-        units = growth.peak(steps)
-        return Headroom(steps, self._counts(units if need > pool.pooled else 0, units), True)
+        new, units, due = max(0, need - pool.pooled), growth.peak(steps), growth.last(steps)
+        peak = self._bounds[units if new else 0, units, 0]
+        return Headroom(steps, peak, True, self._bounds[min(due, new), due, 0])
 
     # -- release and retire -----------------------------------------------------------------------
 

@@ -21,9 +21,9 @@ from vtsim.memory.prefixes import PrefixTree, Record
 from vtsim.memory.radix import join, tokens_of
 from vtsim.memory.slots import AdoptRule, SlotSet
 from vtsim.plan import (
-    KINDS,
     NO_MATCH,
     NOTHING,
+    Bounds,
     EqualPlans,
     Keep,
     Match,
@@ -117,6 +117,7 @@ class VTensorPolicy(Policy):
     __slots__ = (
         "_adaptive",
         "_arenas",
+        "_bounds",
         "_chunk_bytes",
         "_continued",
         "_creates",
@@ -213,6 +214,7 @@ class VTensorPolicy(Policy):
         self._creates = EqualPlans(Phase.CREATE, OpKind.MAP, *alike)
         self._extends = EqualPlans(Phase.EXTEND, OpKind.MAP, *alike)
         self._retires = EqualPlans(Phase.RETIRE, OpKind.UNMAP, *alike)
+        self._bounds = Bounds(*alike)
         if self._slots.count < 1:
             raise ConfigError(
                 f"one slot of {kv.slot_bytes} B does not fit {device.va_bytes} B of addresses"
@@ -262,7 +264,7 @@ class VTensorPolicy(Policy):
         if self._foresees:
             self._prefixes.admitted(seq.index)
         if empty and not parked and units <= pool.pooled and self._placed is None:
-            pool.take(units)
+            pool.reuse(units)
             self._own_units += units
             plan, slot, mapped = self._creates[units], slots.take(), units
             vtensor = VTensor(slot, None, 0, units, tokens)
@@ -431,15 +433,12 @@ class VTensorPolicy(Policy):
         fits = need <= pool.available
         if not fits and need > self._reach():
             return self._shortage(need - self._reach())
-        if steps == 1 and need <= pool.pooled and self._placed is None:
-            pool.take(need)
+        if need <= pool.pooled and self._placed is None:
+            pool.reuse(need)
             self._own_units += need
-            growth.advance(1)
+            growth.advance(steps)
             return self._extends[need]
-        plan = Plan(EXTENDING, None, self._chunk_bytes, 0, steps)
-        if fits and steps > 1 and (foreseen or steps <= growth.until_wake()):
-            new, last = need - pool.pooled, growth.last(steps)
-            plan.last = self._counts(max(0, min(last, new)), last) if last else []
+        plan = Plan(EXTENDING, None, self._chunk_bytes)
         if fits and self._placed is None:
             counts = plan.counts
             counts[CREATE] = pool.take(need) * self._arenas
@@ -460,12 +459,6 @@ class VTensorPolicy(Policy):
                 self._placed.map_new(self._vset[member].slot, units, due)
         growth.advance(1)
 
-    def _counts(self, new: int, units: int) -> list[int]:
-        arenas = self._arenas
-        counts = [0] * KINDS
-        counts[CREATE], counts[MAP] = new * arenas, units * arenas
-        return counts
-
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         growth, pool = self._growth, self._pool
         steps = at_most
@@ -480,14 +473,16 @@ class VTensorPolicy(Policy):
         later = need <= pool.pooled and self._keeps_all and self._placed is None
         unmaps = self._leaving_mapped
         if not (need or unmaps):
-            return _new(Headroom, (steps, None, later))
+            return _new(Headroom, (steps, None, later, NOTHING))
         # All of it bounds any step's part, and most often compute hides all of it.
         units = need if need <= self.hidden_units else growth.peak(steps)
-        arenas = self._arenas
-        peak = [0] * KINDS
-        peak[CREATE] = units * arenas if need > pool.pooled else 0
-        peak[MAP], peak[UNMAP] = units * arenas, unmaps * arenas
-        return _new(Headroom, (steps, peak, later))
+        bounds, new = self._bounds, need - pool.pooled
+        due = growth.last(steps) if steps else 0
+        if new <= 0:
+            peak, last = bounds[0, units, unmaps], bounds[0, due, 0]
+        else:
+            peak, last = bounds[units, units, unmaps], bounds[min(due, new), due, 0]
+        return _new(Headroom, (steps, peak, later, last))
 
     # -- release and retire -----------------------------------------------------------------------
 
@@ -693,6 +688,10 @@ class VTensorPolicy(Policy):
         unit_bytes = self._unit_bytes
         extents = self._extents
         tokens = self._growth.total_tokens + self._still_tokens
+        if not (extents.live_units or extents.record_units or self._slots.parked_units):
+            live = tokens * self._token_bytes
+            slack = self._own_units * unit_bytes - live
+            return _new(MemoryUsage, (live, slack, 0, self._pool.pooled * unit_bytes, 0, 0))
         shared = extents.live_units * unit_bytes
         live = tokens * self._token_bytes + shared - self._shared_units * unit_bytes
         slack = self._own_units * unit_bytes + shared - live

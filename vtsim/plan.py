@@ -78,15 +78,14 @@ class Plan:
     """Size of each allocation counted under ALLOCATE and DEALLOCATE (equal within a plan)."""
     copied_bytes: int = 0
     swapped_bytes: int = 0
-    steps: int = 1
-    """Decode steps that it serves."""
-    peak: list[int] | None = None
-    """A bound, by kind, of what falls due in any one of them; None: perhaps all of `counts`."""
-    last: list[int] | None = None
-    """What falls due in the last of them; None: `counts`, []: nothing."""
+    last: Plan | None = None
+    """What falls due in the last of several steps, where `headroom` could not tell; None: all."""
     operations: tuple[Operation, ...] = ()
     busy: int = -1
     """Ticks of its operations, where the memory worker has asked before; -1: it has not."""
+    shared: bool = False
+    """Equal decisions give this one object: never write to it (`copy`). It takes no bytes, and
+    gives none back."""
 
     def __init__(
         self,
@@ -94,7 +93,6 @@ class Plan:
         counts: list[int] | None = None,
         chunk_bytes: int = 0,
         allocation_bytes: int = 0,
-        steps: int = 1,
         operations: tuple[Operation, ...] = (),
     ) -> None:
         self.phase = phase
@@ -103,20 +101,19 @@ class Plan:
             self.chunk_bytes = chunk_bytes
         if allocation_bytes:
             self.allocation_bytes = allocation_bytes
-        if steps != 1:
-            self.steps = steps
         if operations:
             self.operations = operations
 
     def __repr__(self) -> str:
         counts = {OpKind(k).name: n for k, n in enumerate(self.counts) if n}
-        return f"Plan({self.phase.name}, {counts}, steps={self.steps})"
+        return f"Plan({self.phase.name}, {counts})"
 
     def copy(self) -> Plan:
         """One of its own to write to."""
         copied = copy(self)
         copied.counts = list(self.counts)
         copied.busy = -1
+        copied.shared = False
         return copied
 
     @property
@@ -133,19 +130,42 @@ class Plan:
 
 
 class EqualPlans(dict[int, Plan]):
-    """Units -> the plan of one phase that does one kind of operation to them, in each arena.
-
-    Equal plans are one object here: never write to one (`Plan.copy`).
-    """
+    """Units -> the shared plan of one phase that does one kind of operation to them, in each
+    arena."""
 
     def __init__(self, phase: Phase, kind: OpKind, arenas: int, chunk_bytes: int) -> None:
         super().__init__()
+        assert kind in (OpKind.MAP, OpKind.UNMAP)
         self._made_of = phase, kind, arenas, chunk_bytes
 
     def __missing__(self, units: int) -> Plan:
         phase, kind, arenas, chunk_bytes = self._made_of
         plan = Plan(phase, None, chunk_bytes)
         plan.counts[kind] = units * arenas
+        plan.shared = True
+        self[units] = plan
+        return plan
+
+
+class Bounds(dict[tuple[int, int, int], Plan]):
+    """(created, mapped, unmapped) units -> a plan that does so much in each arena, which is never
+    executed: `headroom` says so what steps need that are not decided yet."""
+
+    MOST = 4096
+    """Unlike units alone, their combinations have no end worth keeping."""
+
+    def __init__(self, arenas: int, chunk_bytes: int) -> None:
+        super().__init__()
+        self._made_of = arenas, chunk_bytes
+
+    def __missing__(self, units: tuple[int, int, int]) -> Plan:
+        arenas, chunk_bytes = self._made_of
+        plan = Plan(Phase.EXTEND, None, chunk_bytes)
+        kinds = (OpKind.CREATE, OpKind.MAP, OpKind.UNMAP)
+        for kind, count in zip(kinds, units, strict=True):
+            plan.counts[kind] = count * arenas
+        if len(self) >= self.MOST:
+            self.clear()
         self[units] = plan
         return plan
 

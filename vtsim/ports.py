@@ -44,11 +44,13 @@ class Headroom(NamedTuple):
 
     steps: int
     """Decode steps that `extend` is sure to accept with no eviction through the driver."""
-    peak: list[int] | None = None
-    """An upper bound, by OpKind, of the operations due in any one of them, and of those that the
-    next `retire` will ask for; None: none at all."""
+    peak: Plan | None = None
+    """A bound, by kind, of the operations due in any one of them, and of those that the next
+    `retire` will ask for; None: none at all."""
     retire_later: bool = False
     """Whether `retire` comes before, between or after these steps changes no count of anything."""
+    last: Plan | None = None
+    """The operations due in the last of them; None: `extend` will say (`Plan.last`)."""
 
 
 @runtime_checkable

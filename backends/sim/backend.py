@@ -111,6 +111,8 @@ class SimBackend:
         """`submit` and `settle` in one; in a plain run, no more than counting bytes."""
         if not self._counts_only:
             return self.settle(self.submit(plan, step))
+        if plan.shared:
+            return _DONE
         counts = plan.counts
         if plan.allocation_bytes or counts[_RESERVE] or counts[_FREE]:
             return self._count(plan, 0, -1)

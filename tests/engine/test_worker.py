@@ -90,14 +90,12 @@ def test_bytes_and_allocations_cost_too() -> None:
     allocating.counts[OpKind.ALLOCATE] = 2
     world.worker.submit(allocating, now=0)
     assert world.worker.free_at == 19 + 200
-    assert world.worker.cost(plan(Phase.EXTEND, 3).counts) == 15
+    assert world.worker.cost(plan(Phase.EXTEND, 3)) == 15
 
 
 def test_a_leap_leaves_behind_what_its_last_step_needs() -> None:
     world = World()
-    leaping = plan(Phase.EXTEND, 10)
-    leaping.last = plan(Phase.EXTEND, 2).counts
-    world.worker.leap(leaping, last_submit=500)
+    world.worker.leap(plan(Phase.EXTEND, 10), plan(Phase.EXTEND, 2), last_submit=500)
     assert world.recorder.busy[Phase.EXTEND] == 50
     assert (world.worker.free_at, world.worker.needed_at) == (510, 510)
     assert world.worker.wait(505) == 510
@@ -106,12 +104,10 @@ def test_a_leap_leaves_behind_what_its_last_step_needs() -> None:
 
 def test_a_leap_whose_last_step_needs_nothing_leaves_nothing_behind() -> None:
     world = World()
-    leaping = plan(Phase.EXTEND, 10)
-    leaping.last = plan(Phase.EXTEND, 0).counts
-    world.worker.leap(leaping, last_submit=500)
+    world.worker.leap(plan(Phase.EXTEND, 10), plan(Phase.EXTEND, 0), last_submit=500)
     assert world.worker.wait(500) == 500
-    whole = plan(Phase.EXTEND, 1)  # `last` unsaid: all of it
-    world.worker.leap(whole, last_submit=600)
+    whole = plan(Phase.EXTEND, 1)
+    world.worker.leap(whole, whole, last_submit=600)
     assert world.worker.wait(600) == 605
 
 

@@ -105,10 +105,11 @@ def test_headroom_counts_steps_without_eviction() -> None:
     # and the next are wanted in step 5.
     assert world.policy.headroom(world.batch, 9).steps == 4
     assert world.policy.headroom(world.batch, 2).steps == 2
+    promise = world.policy.headroom(world.batch, 4)
     one_each = [0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0]
-    assert world.policy.headroom(world.batch, 4).peak == one_each
-    plan = world.grow(4)
-    assert isinstance(plan, Plan) and plan.last == []
+    assert promise.peak is not None and promise.peak.counts == one_each
+    assert promise.last is not None and promise.last.empty
+    assert isinstance(world.grow(4), Plan)
     assert world.policy.headroom(world.batch, 9).steps == 0
 
 

@@ -287,7 +287,7 @@ class PromisesSteps(PagedPolicy):
 class EvictsInHeadroom(VTensorPolicy):
     def headroom(self, batch: Any, at_most: int) -> Headroom:
         steps, need = self._growth.within(self._reach(), at_most)
-        return Headroom(steps, self._counts(need, need))
+        return Headroom(steps, self._bounds[need, need, 0])
 
 
 @breaks("peak-is-a-bound")
@@ -328,10 +328,16 @@ class MapsTheLastFirst(VTensorPolicy):
 
 @breaks("last-is-true")
 class SaysTheLastStepIsFree(VTensorPolicy):
+    def headroom(self, batch: Any, at_most: int) -> Headroom:
+        return super().headroom(batch, at_most)._replace(last=NOTHING)
+
+
+@breaks("last-is-true")
+class SaysSoOnlyAfterwards(ElasticPagedPolicy):
     def extend(self, batch: Any, steps: int = 1) -> Plan | Shortage:
         answer = super().extend(batch, steps)
         if isinstance(answer, Plan) and answer.last is not None:
-            answer.last = [0] * len(answer.counts)
+            answer.last = NOTHING
         return answer
 
 

@@ -19,12 +19,12 @@ class Arrivals:
 
     def __init__(self, trace: Trace) -> None:
         column: list[int] = trace.arrival.tolist()
-        self._times = column
         self._next = 0
-        """Index into `_order`."""
+        """Index into `_order` and `_times`."""
         self._order = [row for row, at in enumerate(column) if at != NO_ARRIVAL]
         if any(column[a] > column[b] for a, b in zip(self._order, self._order[1:], strict=False)):
             self._order.sort(key=lambda row: (column[row], row))
+        self._times = [*map(column.__getitem__, self._order), NEVER]
         self._due: list[tuple[Tick, int]] = []
         self._wait = trace.wait
         self._missing: dict[int, int] = {}
@@ -46,9 +46,7 @@ class Arrivals:
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        at = NEVER
-        if self._next < len(self._order):
-            at = self._times[self._order[self._next]]
+        at = self._times[self._next]
         if self._due and self._due[0][0] < at:
             at = self._due[0][0]
         self.next_at = at
@@ -57,12 +55,12 @@ class Arrivals:
         """(arrival, row) of all that have arrived by `now`, in order."""
         taken: list[tuple[Tick, int]] = []
         order, times, at = self._order, self._times, self._next
-        while at < len(order) and times[order[at]] <= now:
-            taken.append((times[order[at]], order[at]))
+        while (arrival := times[at]) <= now:
+            taken.append((arrival, order[at]))
             at += 1
         self._next = at
         if not self._due:
-            self.next_at = times[order[at]] if at < len(order) else NEVER
+            self.next_at = arrival
             return taken
         if self._due[0][0] <= now:
             while self._due and self._due[0][0] <= now:

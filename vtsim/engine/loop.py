@@ -20,7 +20,15 @@ from vtsim.engine.state import Limits, Step
 from vtsim.errors import InvariantError, VtsimError
 from vtsim.metrics.recorder import Recorder
 from vtsim.plan import NOTHING, Plan
-from vtsim.ports import Affine, Executor, MemoryBackend, MemoryPolicy, MemoryTimes, StepShape
+from vtsim.ports import (
+    Affine,
+    Executor,
+    Headroom,
+    MemoryBackend,
+    MemoryPolicy,
+    MemoryTimes,
+    StepShape,
+)
 from vtsim.request import Tick, Trace
 
 __all__ = ["Engine", "Limits"]
@@ -99,8 +107,7 @@ class Engine(Scheduler):
                 f"{len(stranded)} requests wait for each other and never arrive, the first: "
                 f"{self.trace.id_of(stranded[0])}"
             )
-        self.submit(self.policy.teardown())
-        self.recorder.finish_run(self.now)
+        self.conclude(self.now)
 
     def _sleep(self) -> Tick:
         """Nothing can run now: when to look again; -1 for never."""
@@ -160,8 +167,8 @@ class Engine(Scheduler):
             members = len(decoding)
             affine = self.executor.affine(members, self._kv_tokens + members)
             if affine is not None:
-                steps = self._quiet_steps(end, cost, affine)
-                granted = self._grant(steps, end, cost, affine) if steps else None
+                quiet = self._quiet_steps(end, cost, affine)
+                granted = self._grant(quiet, cost, affine) if quiet else None
                 if granted is not None:
                     if self._released:
                         self._retire_hidden()
@@ -204,17 +211,18 @@ class Engine(Scheduler):
         after = Affine(cost + slope, slope, until - 1)
         self.step += 1
         self.now = launch
-        steps = self._quiet_steps(launch + cost, cost, after)
-        granted = self._grant(steps, launch + cost, cost, after) if steps else None
+        quiet = self._quiet_steps(launch + cost, cost, after)
+        granted = self._grant(quiet, cost, after) if quiet else None
         if granted is not None:
             return granted
         self.step -= 1
         self.now = now
         return following, launch
 
-    def _grant(self, steps: int, end: Tick, cost: Tick, affine: Affine) -> tuple[Step, Tick] | None:
-        """Decide the next `steps` steps at once; returns the last and the time of its launch, or
-        None if the device refuses: then nothing is decided, and steps go singly."""
+    def _grant(self, quiet: Headroom, cost: Tick, affine: Affine) -> tuple[Step, Tick] | None:
+        """Decide the next `quiet.steps` steps at once; returns the last and the time of its launch,
+        or None if the device refuses: then nothing is decided, and steps go singly."""
+        steps, _, _, last = quiet
         plan = self.policy.extend(self.batch, steps)
         if not isinstance(plan, Plan):
             raise InvariantError(
@@ -223,25 +231,27 @@ class Engine(Scheduler):
             )
         first, slope, until = affine
         # The running step and all but the last of the run, whose launch ends this decision.
-        compute = cost + (steps - 1) * first + slope * ((steps - 1) * (steps - 2) // 2)
+        others = steps - 1
+        compute = cost + others * first + slope * (others * (others - 1) // 2)
         launch = self.now + compute
         if plan is not NOTHING:
             if not self._execute(plan, self.step + 1).done:
                 self._refused(plan)
                 return None
-            before_last = cost if steps == 1 else first + (steps - 2) * slope
-            self.worker.leap(plan, launch - before_last)
+            if last is None:
+                last = plan if plan.last is None else plan.last
+            self.worker.leap(plan, last, launch - first - (others - 1) * slope)
         members = len(self.batch.decoding)
         self._kv_tokens += members * steps
-        self.step += steps - 1
+        self.step += others
         recorder = self.recorder
         recorder.steps += steps
-        recorder.leaps += steps > 1
+        recorder.leaps += 1
         recorder.compute_ticks += compute
         if self._check:
             self.policy.check_integrity()
         if steps <= until:
-            return _new(Step, ([], None, first + (steps - 1) * slope)), launch
+            return _new(Step, ([], None, first + others * slope)), launch
         return Step([], StepShape(members, self._kv_tokens)), launch
 
     def _retire_hidden(self) -> None:
@@ -253,9 +263,9 @@ class Engine(Scheduler):
             self.execute(plan)
             self.worker.hide(plan)
 
-    def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> int:
-        """How many steps can be decided at once, at the launch of the running one: until somebody
-        finishes, arrives or runs short, and if compute hides all memory work. 0 if fewer than 2."""
+    def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> Headroom | None:
+        """The steps that can be decided at once, at the launch of the running one: until somebody
+        finishes, arrives or runs short, and if compute hides all memory work. None: not even 2."""
         first, slope, until = affine
         next_finish, _, live = self._finishing[0]
         if live.finish_step != next_finish:
@@ -264,31 +274,34 @@ class Engine(Scheduler):
         if steps > until:
             steps = until + 1
         if steps <= 1:
-            return 0
+            return None
         coming = self.arrivals.next_at
         if coming != NEVER:
             # Step s + i is decided at the launch of s + i - 1, which must lie before the arrival.
             if end >= coming:
-                return 0
+                return None
             steps = 2 + steps_until(coming - end, first, slope, steps - 2)
         at_most = steps
-        steps, peak, retire_later = self.policy.headroom(self.batch, at_most)
+        headroom = self.policy.headroom(self.batch, at_most)
+        steps, peak, retire_later, _ = headroom
         if steps > at_most:
             raise InvariantError(
                 "headroom-is-bounded",
                 f"the {self.policy.name} policy answered {steps} steps to at most {at_most}",
             )
         if steps <= 1:
-            return 0
+            return None
         if self._released and (steps == 2 or not retire_later):
-            return 0  # the second step's launch would submit the retired, too
+            return None  # the second step's launch would submit the retired, too
         if peak is not None:
-            busy = self.worker.cost(peak)
+            busy = peak.busy
+            if busy < 0:
+                busy = self.worker.cost(peak)
             if self.worker.free_at > self.now:
                 busy += self.worker.free_at - self.now
             if busy > cost or busy > first:
-                return 0
-        return steps
+                return None
+        return headroom
 
     def _next_finish(self) -> int:
         """The next step in which a decoding sequence finishes."""

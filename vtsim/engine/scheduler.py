@@ -212,7 +212,10 @@ class Scheduler:
                 self.stall()
             return None
         chunks: tuple[tuple[int, int], ...] = ()
-        if prompts:
+        if len(prompts) == 1:  # most often; no comprehension then
+            live = prompts[0]
+            chunks = ((live.chunk, live.prefilled - live.chunk),)
+        elif prompts:
             chunks = tuple([(live.chunk, live.prefilled - live.chunk) for live in prompts])
         return _new(Step, (prompts, _new(StepShape, (members, self._kv_tokens, chunks)), -1))
 
@@ -441,6 +444,12 @@ class Scheduler:
         else:
             self.worker.submit(plan, self.now, needed)
         return None
+
+    def conclude(self, now: Tick) -> None:
+        """Everybody is answered: give everything back; the record ends at `now`."""
+        self.submit(self.policy.teardown())
+        self.worker.close()
+        self.recorder.finish_run(now)
 
     def execute(self, plan: Plan) -> None:
         """Have the backend execute a plan that it must not refuse; the worker is told apart."""

@@ -21,7 +21,7 @@ from vtsim.engine.state import Limits, Live, Step
 from vtsim.errors import InvariantError, VtsimError
 from vtsim.metrics.beside import TenantRecorder
 from vtsim.plan import NOTHING, Match, Plan, Shortage
-from vtsim.ports import Affine, Executor, MemoryPolicy, MemoryTimes
+from vtsim.ports import Affine, Executor, Headroom, MemoryPolicy, MemoryTimes
 from vtsim.request import Tick, Trace
 
 
@@ -117,8 +117,7 @@ class TenantEngine(Engine):
 
     def close(self) -> None:
         """All tenants have ended: give everything back, finish the record."""
-        self.submit(self.policy.teardown())
-        self.recorder.finish_run(self.ended)
+        self.conclude(self.ended)
 
     # -- compute ----------------------------------------------------------------------------------
 
@@ -132,13 +131,13 @@ class TenantEngine(Engine):
                     self._horizon = min(self._horizon, when)
         self.leaps = self._may_leap and self._horizon > now
 
-    def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> int:
+    def _quiet_steps(self, end: Tick, cost: Tick, affine: Affine) -> Headroom | None:
         arrivals = self.arrivals
         own = arrivals.next_at
         arrivals.next_at = min(own, self._horizon)  # what somebody else does ends a leap, too
-        steps = super()._quiet_steps(end, cost, affine)
+        quiet = super()._quiet_steps(end, cost, affine)
         arrivals.next_at = own
-        return steps
+        return quiet
 
     def _quiet_at(self, launch: Tick) -> bool:
         """Never: no decision is made at another instant than the one that all tenants are in."""

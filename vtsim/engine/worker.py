@@ -16,7 +16,7 @@ from vtsim.request import Tick
 class MemoryWorker:
     """Busy until `free_at`; `_spans` are plans that may still run at the next launch."""
 
-    __slots__ = ("_count", "_random", "_recorder", "_spans", "free_at", "needed_at")
+    __slots__ = ("_count", "_random", "_recorder", "_shared", "_spans", "free_at", "needed_at")
 
     def __init__(self, times: MemoryTimes, recorder: Recorder) -> None:
         self._count = times.counts
@@ -26,48 +26,62 @@ class MemoryWorker:
         self.needed_at: Tick = 0
         """When the plans that the next launch needs are done."""
         self._spans: list[tuple[Tick, Tick, Phase]] = []
+        self._shared: dict[Plan, int] = {}
+        """Shared plans -> how often each was carried out: told to the recorder by `close`."""
 
-    def cost(self, counts: list[int]) -> Tick:
-        """Ticks of so many operations that move no bytes and allocate nothing."""
-        return self._count(counts, 0, 0, 0)
+    def cost(self, plan: Plan) -> Tick:
+        """Ticks of a plan's operations. Drawn ones differ each time."""
+        busy = plan.busy
+        if busy < 0:
+            busy = self._count(
+                plan.counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes
+            )
+            if not self._random:
+                plan.busy = busy
+        return busy
 
     def submit(self, plan: Plan, now: Tick, needed: bool = True) -> None:
         """Queue `plan` at `now`. `needed`: the next launch waits for it."""
-        phase, busy = plan.phase, plan.busy
+        busy = plan.busy
         if busy < 0:
-            busy = self._time(plan)
+            busy = self.cost(plan)
         start = self.free_at
         if start <= now:
             start = now
             self._spans.clear()
         self.free_at = free_at = start + busy
-        self._recorder.work(phase, plan.counts, busy)
-        self._spans.append((start, free_at, phase))
+        self.record(plan, busy)
+        self._spans.append((start, free_at, plan.phase))
         if needed:
             self.needed_at = free_at
 
+    def record(self, plan: Plan, busy: Tick) -> None:
+        """A plan was carried out, in `busy` ticks."""
+        if plan.shared and not self._random:
+            shared = self._shared
+            shared[plan] = shared.get(plan, 0) + 1
+        else:
+            self._recorder.work(plan.phase, plan.counts, busy)
+
+    def close(self) -> None:
+        """Tell the recorder what it has not been told yet."""
+        for plan, times in self._shared.items():
+            counts = [count * times for count in plan.counts]
+            self._recorder.work(plan.phase, counts, plan.busy * times)
+        self._shared.clear()
+
     def hide(self, plan: Plan) -> None:
         """Account for a plan that is done before anything asks for it."""
-        busy = plan.busy if plan.busy >= 0 else self._time(plan)
-        self._recorder.work(plan.phase, plan.counts, busy)
+        self.record(plan, self.cost(plan))
 
-    def _time(self, plan: Plan) -> Tick:
-        """Ticks of a plan's operations. Drawn ones differ each time."""
-        busy = self._count(
-            plan.counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes
-        )
-        if not self._random:
-            plan.busy = busy
-        return busy
-
-    def leap(self, plan: Plan, last_submit: Tick) -> None:
+    def leap(self, plan: Plan, last: Plan, last_submit: Tick) -> None:
         """Account for a plan over steps all of whose memory work compute hides; what its last step
-        needs was submitted at `last_submit`, when all the rest was done."""
-        counts, last = plan.counts, plan.last
-        busy = self._count(counts, 0, 0, 0)
-        self._recorder.work(plan.phase, counts, busy)
-        if last is not None:
-            busy = self._count(last, 0, 0, 0) if last else 0
+        needs, `last`, was submitted at `last_submit`, when all the rest was done."""
+        busy = plan.busy
+        self.record(plan, busy if busy >= 0 else self.cost(plan))
+        busy = last.busy
+        if busy < 0:
+            busy = self.cost(last)
         if busy:
             self.free_at = self.needed_at = free_at = last_submit + busy
             self._spans = [(last_submit, free_at, plan.phase)]

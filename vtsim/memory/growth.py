@@ -59,7 +59,8 @@ class Growth:
         self.total_tokens = 0
         """Tokens of all members together."""
         self._count = 0  # members that are awake
-        self._hist = [0] * period
+        self._hist = [0] * (2 * period)
+        """Members by phase, twice over: no run of phases wraps around."""
         self.asleep: dict[int, int] = {}
         """Member -> the clock at which its mapped units are full."""
         self._mapped: dict[int, int] = {}  # the same members -> units mapped
@@ -129,6 +130,7 @@ class Growth:
             mapped = self._units(base + self._clock + self._lead)
             phase = base % self._period
             self._hist[phase] -= 1
+            self._hist[phase + self._period] -= 1
             self._count -= 1
             if self._buckets is not None:
                 del self._buckets[phase][member]
@@ -167,14 +169,12 @@ class Growth:
             start = self._clock + self._lead
             for crossing, units in self._crossings:
                 # The members that cross in step j have phase crossing - start - j, mod period.
-                high = (crossing - start) % period + 1
-                low = high - part
+                first = (crossing - start) % period
                 if part == 1:
-                    need += units * hist[low]
-                elif low >= 0:
-                    need += units * sum(hist[low:high])
+                    need += units * hist[first]
                 else:
-                    need += units * (sum(hist[low + period :]) + sum(hist[:high]))
+                    high = first + period + 1
+                    need += units * sum(hist[high - part : high])
         if self._wakes and self._next_wake() < self._clock + steps:
             need += sum(self._late(member, steps) for member in self._sleepers(steps))
         return need
@@ -195,13 +195,8 @@ class Growth:
         span = steps if steps < period else period
         bound = 0
         for crossing, units in self._crossings:
-            high = (crossing - start) % period + 1
-            low = high - span
-            if low >= 0:
-                most = max(hist[low:high])
-            else:
-                most = max(max(hist[low + period :]), max(hist[:high]))
-            bound += units * most
+            high = (crossing - start) % period + period + 1
+            bound += units * max(hist[high - span : high])
         if self._wakes and self._next_wake() < self._clock + steps:
             most_units = max(n for _, n in self._crossings)
             bound += most_units * sum(1 for _ in self._sleepers(steps))
@@ -258,6 +253,7 @@ class Growth:
     def _count_in(self, member: int, base: int) -> None:
         phase = base % self._period
         self._hist[phase] += 1
+        self._hist[phase + self._period] += 1
         self._count += 1
         if self._buckets is not None:
             self._buckets[phase][member] = self._orders[member]

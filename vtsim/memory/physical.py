@@ -32,6 +32,11 @@ class ChunkPool:
         self.available -= units
         return new
 
+    def reuse(self, units: int) -> None:
+        """`take`, where as many are pooled."""
+        self.pooled -= units
+        self.available -= units
+
     def give(self, units: int) -> None:
         """Units no longer used are pooled."""
         self.pooled += units

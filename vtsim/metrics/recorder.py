@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from enum import IntEnum
 
+import numpy as np
+
 from vtsim.errors import InvariantError
 from vtsim.plan import KINDS, MemoryUsage, Phase
 from vtsim.request import Tick
@@ -141,7 +143,8 @@ class Recorder:
             self._pack()
 
     def _pack(self) -> None:
-        self._packed.fromlist(self._rows)
+        rows = self._rows
+        self._packed.frombytes(np.fromiter(rows, np.int64, len(rows)).tobytes())
         self._rows.clear()
 
     @property

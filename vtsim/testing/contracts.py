@@ -41,7 +41,7 @@ CONTRACTS: dict[str, str] = {
     "unfenced-retires-nothing": "a policy that is not fenced has nothing to retire",
     # many steps at once
     "extend-repeats": "extend by n steps is n times extend by one",
-    "last-is-true": "plan.last is what falls due in the last step",
+    "last-is-true": "what is said to be due in the last step of several is",
     "peak-is-a-bound": "no step has more due than the peak says",
     "headroom-pure": "headroom changes nothing",
     "headroom-at-most": "headroom promises no more than it is asked",

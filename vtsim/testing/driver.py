@@ -137,9 +137,16 @@ class PolicyDriver:
         steps = min([steps, *room])
         if not room or steps < 1:
             return False
+        said = []
         for side in self.sides:
-            promises.check_headroom(side.policy, self.batch, steps, self.step)
+            said.append(promises.check_headroom(side.policy, self.batch, steps, self.step))
             promises.check_repetition(side.policy, self.batch, steps)
+        demand(
+            said[0] == said[1],
+            "placement-decides-nothing",
+            f"headroom with placement on and off: {said}",
+            "headroom",
+        )
         plan = self._decide("extend", lambda policy: policy.extend(self.batch, steps), undo=undo)
         if plan is None:
             return False

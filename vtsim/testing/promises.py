@@ -63,8 +63,13 @@ def check_whole(policy: Any, seq: Sequence, held: int, whole_tokens: int) -> Non
         )
 
 
-def check_headroom(policy: Any, batch: Batch, at_most: int, step: int) -> None:
-    """What `headroom` promises is accepted, moves nothing away, and is no dearer than said."""
+def check_headroom(
+    policy: Any, batch: Batch, at_most: int, step: int
+) -> tuple[int, list[int] | None]:
+    """What `headroom` promises is accepted, moves nothing away, and is no dearer than said.
+
+    Returns the steps promised, and what is said to be due in the last of them.
+    """
     before = fingerprint(policy)
     promise = policy.headroom(batch, at_most)
     demand(fingerprint(policy) == before, "headroom-pure", "headroom changed something", "headroom")
@@ -77,8 +82,9 @@ def check_headroom(policy: Any, batch: Batch, at_most: int, step: int) -> None:
         f"headroom of {steps} in {at_most} steps",
         "headroom",
     )
+    last = None if promise.last is None else promise.last.counts
     if not steps:
-        return
+        return steps, last
     plan = _answered(deepcopy(policy).extend(batch, steps))
     if not isinstance(plan, Plan):
         raise ContractError(
@@ -91,21 +97,34 @@ def check_headroom(policy: Any, batch: Batch, at_most: int, step: int) -> None:
         f"headroom promised {steps} steps that evict",
         "headroom",
     )
-    check_peak("headroom", plan, [0] * KINDS if promise.peak is None else promise.peak)
+    by_step = _counts_by_step(plan, steps)
+    _check_peak(by_step, NOTHING if promise.peak is None else promise.peak)
+    if promise.last is not None and (plan.operations or plan is NOTHING):
+        _check_last("headroom", promise.last, by_step[-1])
     if promise.retire_later:
         _check_retire_later(policy, batch, steps, step)
+    return steps, last
 
 
-def check_peak(whose: str, plan: Plan, peak: list[int]) -> None:
-    """`whose`: headroom's peak or the plan's own."""
-    for due, counts in enumerate(_counts_by_step(plan)):
-        over = [OpKind(k).name for k in range(KINDS) if counts[k] > peak[k]]
+def _check_peak(by_step: list[list[int]], peak: Plan) -> None:
+    for due, counts in enumerate(by_step):
+        over = [OpKind(k).name for k in range(KINDS) if counts[k] > peak.counts[k]]
         demand(
             not over,
             "peak-is-a-bound",
-            f"{whose}: more {over} due in step {due} than its peak says",
-            "headroom" if whose == "headroom" else "extend",
+            f"more {over} due in step {due} than headroom's peak says",
+            "headroom",
         )
+
+
+def _check_last(what: str, said: Plan, last: list[int]) -> None:
+    """`what`: headroom, or extend's plan, said it."""
+    demand(
+        said.counts == last,
+        "last-is-true",
+        f"{what}: {said.counts} said to be due in the last step, which has {last}",
+        what,
+    )
 
 
 def _check_retire_later(original: Any, batch: Batch, steps: int, step: int) -> None:
@@ -130,7 +149,7 @@ def _check_retire_later(original: Any, batch: Batch, steps: int, step: int) -> N
 
 
 def check_repetition(policy: Any, batch: Batch, steps: int) -> None:
-    """`extend(n)` is `extend(1)` n times, in state and in operations; its peak and last are true.
+    """`extend(n)` is `extend(1)` n times, in state and in operations; its last is true.
 
     `last` is compared where there are operations: with placement on and off plans say the same.
     """
@@ -172,16 +191,9 @@ def check_repetition(policy: Any, batch: Batch, steps: int) -> None:
     )
     if whole is NOTHING or steps == 1:
         return
-    if whole.peak is not None:
-        check_peak("plan", whole, whole.peak)
+    _counts_by_step(whole, steps)
     if whole.last is not None and whole.operations:
-        last = parts[-1].counts
-        demand(
-            (whole.last or [0] * KINDS) == last,  # [] is short for nothing
-            "last-is-true",
-            f"plan.last {whole.last}, the last step has {last}",
-            "extend",
-        )
+        _check_last("extend", whole.last, parts[-1].counts)
 
 
 def _answered(answer: Any) -> Any:
@@ -191,12 +203,12 @@ def _answered(answer: Any) -> Any:
     return answer
 
 
-def _counts_by_step(plan: Plan) -> list[list[int]]:
+def _counts_by_step(plan: Plan, steps: int) -> list[list[int]]:
     """What falls due in each step, if the operations tell."""
-    by_step = [[0] * KINDS for _ in range(plan.steps)]
+    by_step = [[0] * KINDS for _ in range(steps)]
     operation: Operation
     for operation in plan.operations:
-        in_range = 0 <= operation.due < plan.steps
-        demand(in_range, "plan-form", f"an operation due in step {operation.due} of {plan.steps}")
+        in_range = 0 <= operation.due < steps
+        demand(in_range, "plan-form", f"an operation due in step {operation.due} of {steps}")
         by_step[operation.due][operation.kind] += 1
     return by_step

@@ -20,6 +20,7 @@ DERIVED = frozenset(
     {
         *("Growth._wakes", "Growth.changes", "VTensorPolicy._foreseen"),
         *("VTensorPolicy._creates", "VTensorPolicy._extends", "VTensorPolicy._retires"),
+        *("VTensorPolicy._bounds", "VAttentionPolicy._bounds", "ElasticPagedPolicy._bounds"),
     }
 )
 """Attributes, as `Class.name`, that are no state: they follow from others, or remember an answer.
