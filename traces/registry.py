@@ -220,7 +220,8 @@ def _check_is_read(head: Head, source: Source) -> None:
     marks = {
         "BLIS (inference-sim) TraceV2": head.text.startswith("trace_version:")
         or head.columns("server_input_tokens", "arrival_time_us", "num_chunks") == 3,
-        "an aibrix workload": head.has_any("requests") and '"Prompt Length"' in head.text,
+        "an aibrix workload": head.has_any("requests", "Requests")
+        and any(f'"{key}"' in head.text for key in ("Prompt Length", "prompt_length")),
         "LMBenchmark's agentic rounds": head.has("round_id", "agent_id", "input_from"),
         "a Dynamo agentic_mooncake file of version 2, whose rows state dependencies": (
             '"dynamo.agentic_mooncake"' in head.text and head.has("schema")

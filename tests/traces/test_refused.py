@@ -180,6 +180,11 @@ def test_a_folder_that_is_no_trace(tmp_path: Path) -> None:
             '{"timestamp": 0, "requests": [{"Prompt Length": 5, "Output Length": 6}]}\n',
             "aibrix workload",
         ),
+        (
+            '{"timestamp": 0, "requests": [{"prompt": "a", "prompt_length": 5, '
+            '"output_length": null, "session_id": 0}]}\n',
+            "aibrix workload",
+        ),
         ('{"round_id": 0, "agent_id": [1], "output_tokens": [5], "input_from": []}', "LMBenchmark"),
         ('{"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 64}\n', "version 2"),
     ],
