@@ -503,6 +503,15 @@ class BooksElsewhere(NativePolicy):
         return answer
 
 
+@breaks("plan-form")
+class SharesWhatTakesBytes(NativePolicy):
+    def create(self, *arguments: Any) -> Plan | Shortage:
+        answer = super().create(*arguments)
+        if isinstance(answer, Plan):
+            answer.shared = True
+        return answer
+
+
 @breaks("unfenced-retires-nothing")
 class RetiresUnasked(PagedPolicy):
     """Not fenced, it reserves addresses and frees them."""
