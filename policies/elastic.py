@@ -16,7 +16,7 @@ from vtsim.memory.blocks import CachedRun
 from vtsim.memory.eviction import EvictionRule, make_order
 from vtsim.memory.growth import Growth
 from vtsim.memory.numbered import NumberedStore
-from vtsim.memory.pages import PageSet, PlaceRule
+from vtsim.memory.pages import PlaceRule, make_pages
 from vtsim.memory.radix import join
 from vtsim.plan import (
     NO_MATCH,
@@ -128,7 +128,7 @@ class ElasticPagedPolicy(Policy):
         self._limit_pages = self._pages_under(limit_bytes)
         self._bounds = Bounds(kv.arenas, kv.chunk_bytes)
         self.limit_bytes = limit_bytes
-        self._pages = PageSet(per_page, options.place)
+        self._pages = make_pages(per_page, options.place)
         self._store = NumberedStore(block, make_order(options.evict, self.known))
         self._tables: dict[int, Table] = {}
         self._leaving: list[Leaving] = []
@@ -251,7 +251,13 @@ class ElasticPagedPolicy(Policy):
                 found = min(wanted, len(pages.empty))
                 if not found:
                     self._store.evict(blocks)
-                    self._claim()
+                    freed = self._store.freed
+                    if len(freed) == 1:  # the only one that is free
+                        own += freed
+                        freed.clear()
+                        blocks -= 1
+                    else:
+                        self._claim()
                     continue
                 if blocks < pages.per_page:
                     pages.open()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtsim.errors import InvariantError
-from vtsim.memory.pages import PageSet, PlaceRule
+from vtsim.memory.pages import PageSet, PlaceRule, make_pages
 
 RULES: tuple[PlaceRule, ...] = ("newest", "fullest", "lowest", "oldest")
 
@@ -86,7 +86,7 @@ def test_blocks_are_placed_as_the_rule_says(
 ) -> None:
     """Held blocks never move, each block is free or held, only empty pages are unmapped, and those
     unmapped last are mapped first."""
-    pages, model = PageSet(per_page, rule), Model(per_page, rule)
+    pages, model = make_pages(per_page, rule), Model(per_page, rule)
     held: list[int] = []
     unmapped: list[int] = []
     ever = 0

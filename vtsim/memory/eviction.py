@@ -269,7 +269,7 @@ class Clairvoyant(Ranked):
 
     def changed(self, entry: Any) -> None:
         place = self._places.get(entry)
-        if place is not None:
+        if place is not None and place[0] != self.rank(entry):
             self.discard(entry)
             self._put(entry, place[1])
 

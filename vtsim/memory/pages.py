@@ -7,9 +7,10 @@ be given back. It must not know sequences, content or plans.
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from itertools import compress
+from itertools import compress, islice
+from operator import not_
 from typing import Literal, Protocol
 
 import numpy as np
@@ -111,8 +112,6 @@ class PageSet:
         self.free_blocks = 0
         """Free blocks of the partly free pages."""
         self._free: dict[int, list[int]] = {}  # partly free page -> its free blocks; newest last
-        if rule == "fullest" and per_page <= 2:
-            rule = "newest"  # all of them have one free block
         self._order: PageOrder | None = _ORDERS[rule](per_page) if rule in _ORDERS else None
         self._line: OrderedDict[int, None] | None = OrderedDict() if rule == "oldest" else None
         self._returned: list[int] = []
@@ -176,11 +175,7 @@ class PageSet:
             self.empty += blocks
             return
         if len(blocks) >= 4 * per_page:
-            # Most pages of a long sequence are its own: they empty at once.
-            pages = np.array(blocks, dtype=np.int64) // per_page
-            counts = np.bincount(pages)
-            self.empty += np.flatnonzero(counts == per_page).tolist()
-            blocks = list(compress(blocks, (counts[pages] < per_page).tolist()))
+            blocks = self._put_whole(blocks)
         free_of, order, line = self._free, self._order, self._line
         self.free_blocks += len(blocks)
         for block in blocks:
@@ -204,6 +199,14 @@ class PageSet:
                     continue
             if line is not None:
                 line[block] = None
+
+    def _put_whole(self, blocks: list[int]) -> list[int]:
+        """Put those of the pages that lie in `blocks` whole, and return the others: most pages of a
+        long sequence are its own, and empty at once."""
+        pages = np.array(blocks, dtype=np.int64) // self.per_page
+        counts = np.bincount(pages)
+        self.empty += np.flatnonzero(counts == self.per_page).tolist()
+        return list(compress(blocks, (counts[pages] < self.per_page).tolist()))
 
     # -- pages ------------------------------------------------------------------------------------
 
@@ -243,10 +246,13 @@ class PageSet:
         """Page -> free blocks, of those mapped pages that have some but are not empty."""
         return {page: len(free) for page, free in self._free.items()}
 
+    def _free_now(self) -> set[int]:
+        return {block for blocks in self._free.values() for block in blocks}
+
     def check(self, held: list[int]) -> None:
         """`held`: the blocks in use. Raises InvariantError if a block is used twice, free and used,
         or in a page that is not mapped."""
-        free = {block for blocks in self._free.values() for block in blocks}
+        free = self._free_now()
         if len(set(held)) != len(held) or free & set(held):
             raise InvariantError("each-block-is-free-or-held", "a block is held twice, or free too")
         unmapped = set(self._returned)
@@ -260,3 +266,82 @@ class PageSet:
                 f"{len(held)} held, {len(free)} free, {len(self.empty)} empty pages "
                 f"of {self.mapped} with {self.per_page} blocks each",
             )
+
+
+class PairSet(PageSet):
+    """Pages of two blocks, newest first. Partly free, each of them has one free block (but for one
+    just opened), so that many are taken and put without a look at each."""
+
+    __slots__ = ("_blocks", "_marks")
+
+    def __init__(self) -> None:
+        super().__init__(2, "newest")
+        self._marks = np.zeros(2, dtype=bool)
+        """To find pairs with: all False between calls, and as many as all blocks and a few."""
+        self._blocks: dict[int, None] = {}
+        """Free blocks of partly free pages, the first to serve last."""
+
+    def take(self, blocks: int) -> list[int]:
+        free = self._blocks
+        if blocks == 1 and free:  # most often
+            taken = [free.popitem()[0]]
+        else:
+            taken = list(islice(reversed(free), blocks))
+            _drop(free, taken)
+        self.free_blocks = len(free)
+        return taken
+
+    def put(self, blocks: list[int]) -> None:
+        free = self._blocks
+        if len(blocks) >= 8:
+            numbers = np.array(blocks, dtype=np.int64)
+            beside, marks = numbers ^ 1, self._marks
+            marks[numbers] = True
+            whole = marks[beside]
+            marks[numbers] = False
+            self.empty += np.sort(numbers[whole & (numbers < beside)] >> 1).tolist()
+            blocks, others = numbers[~whole].tolist(), beside[~whole].tolist()
+            pairs = list(map(free.__contains__, others))
+            emptied = list(compress(others, pairs))
+            _drop(free, emptied)
+            self.empty += [block >> 1 for block in emptied]
+            free.update(dict.fromkeys(compress(blocks, map(not_, pairs))))
+        else:
+            for block in blocks:
+                if block ^ 1 in free:
+                    del free[block ^ 1]
+                    self.empty.append(block >> 1)
+                else:
+                    free[block] = None
+        self.free_blocks = len(free)
+
+    def map(self, pages: int) -> list[int]:
+        chosen = super().map(pages)
+        if 2 * self.used > len(self._marks):
+            self._marks = np.zeros(1 << (2 * self.used).bit_length(), dtype=bool)
+        return chosen
+
+    def open(self) -> None:
+        first = 2 * self.empty.pop()
+        self._blocks[first + 1] = self._blocks[first] = None
+        self.free_blocks += 2
+
+    def partly_free(self) -> dict[int, int]:
+        free: dict[int, int] = {}
+        for block in self._blocks:
+            free[block >> 1] = free.get(block >> 1, 0) + 1
+        return free
+
+    def _free_now(self) -> set[int]:
+        return set(self._blocks)
+
+
+def _drop(free: dict[int, None], blocks: list[int]) -> None:
+    deque(map(free.pop, blocks), maxlen=0)
+
+
+def make_pages(per_page: int, rule: PlaceRule) -> PageSet:
+    """The pages of a policy: of `per_page` blocks each, none mapped yet."""
+    if rule == "fullest" and per_page <= 2:
+        rule = "newest"  # all of them have one free block
+    return PairSet() if per_page == 2 and rule == "newest" else PageSet(per_page, rule)
