@@ -13,7 +13,7 @@ import pytest
 from vtsim.errors import ConfigError
 from vtsim.policies.native import NativePolicy
 from vtsim.policies.paged import PagedPolicy
-from vtsim.policies.vtensor import VTensorPolicy
+from vtsim.policies.vtensor import VTensorParameters, VTensorPolicy
 from vtsim.registry import POLICIES
 from vtsim.testing import random_case, run_case
 from vtsim.testing.conformance import CHECKS, maker
@@ -82,6 +82,11 @@ def test_a_walk_survives_its_file(tmp_path: Path) -> None:
     again = read(tmp_path / "example.json")
     assert again.calls == example.calls and setup_of(again.case) == walk.setup
     walk_again(maker(PagedPolicy), setup_of(again.case), again.calls or ())
+
+
+def test_a_slot_that_is_taken_over_whole_is_known_though_nothing_is_mapped() -> None:
+    """Else what its sequence writes is not noted, and whoever matches it finds older content."""
+    walked(maker(VTensorPolicy, VTensorParameters(release="park")), 40).finish()
 
 
 def test_any_part_of_a_walk_is_a_walk() -> None:

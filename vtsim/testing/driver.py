@@ -9,6 +9,7 @@ random walk) draws the calls; the driver says what is wrong, as ContractError or
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -265,8 +266,14 @@ class PolicyDriver:
         return match  # type: ignore[no-any-return]
 
     def _learn_slot(self, member: Member, plan: Plan) -> None:
-        if getattr(self.placed.policy, "contiguous", True):  # else in blocks anywhere
-            books.learn_slot(member, plan)
+        """By what the plan maps; one that maps nothing was given a slot with memory in it."""
+        policy = self.placed.policy
+        if not getattr(policy, "contiguous", True):  # in blocks anywhere
+            return
+        books.learn_slot(member, plan)
+        if member.slot < 0:
+            with suppress(NotImplementedError):
+                member.slot = policy.slot_of(member.seq)
 
     def _grown(self, member: Member) -> None:
         if member.tokens >= member.seq.prompt_tokens:
