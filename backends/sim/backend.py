@@ -21,7 +21,6 @@ from vtsim.spec import GpuSpec, KVLayout
 # Plain ints: counting runs once a plan, and looking up an enum's members is half its time.
 _RESERVE, _FREE = int(OpKind.RESERVE), int(OpKind.FREE)
 _CREATE, _DESTROY = int(OpKind.CREATE), int(OpKind.DESTROY)
-_ALLOCATE, _DEALLOCATE = int(OpKind.ALLOCATE), int(OpKind.DEALLOCATE)
 
 
 def device_info(gpu: GpuSpec, *, patched_pages: bool = False) -> DeviceInfo:
@@ -70,7 +69,8 @@ class SimBackend:
         self._next_ticket = 0
         self._done: dict[int, Receipt] = {}
         self._closed = False
-        self._counts_only = not placement and fail_at is None
+        # Where chunks have several sizes, counts do not tell the bytes: their plans do.
+        self._counts_only = not (placement or kv.grows) and fail_at is None
 
     @property
     def placement(self) -> bool:
@@ -174,9 +174,7 @@ class SimBackend:
         if fails >= 0:
             return injected(plan, fails)
         counts = plan.counts
-        in_use = self._in_use + (counts[_CREATE] - counts[_DESTROY]) * plan.chunk_bytes
-        if plan.allocation_bytes:
-            in_use += (counts[_ALLOCATE] - counts[_DEALLOCATE]) * plan.allocation_bytes
+        in_use = self._in_use + plan.bytes_taken
         if in_use > self._available and in_use > self._in_use:
             return Receipt(False, short_bytes=in_use - self._available)
         if in_use < 0:
