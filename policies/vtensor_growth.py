@@ -1,0 +1,257 @@
+"""vtensor with chunks that grow: one driver call backs 64 MiB as cheaply as 2.
+
+Chosen by `vtensor.max_chunk`. What vtensor decides stays as it is, in units of the smallest chunk;
+the layout rounds them up to whole chunks (`vtsim.spec.GrowingLayout`), whose sizes follow from
+their positions. Here is what has to know sizes: counts of calls, one free list a size, and the
+chunks given back where free ones of other sizes leave no room.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import ClassVar
+
+from vtsim.memory.crossings import Crossing, Crossings
+from vtsim.memory.prefixes import Record
+from vtsim.memory.sized import Counts, SizedPool
+from vtsim.memory.sized_placement import SizedPlacement
+from vtsim.plan import KINDS, NOTHING, Match, OpKind, Phase, Plan, Shortage
+from vtsim.policies.vtensor import Recorded, VTensor, VTensorPolicy
+from vtsim.ports import Batch, DeviceInfo, Headroom
+from vtsim.request import Sequence
+from vtsim.spec import GrowingLayout, KVLayout, ModelSpec
+
+CREATE, DESTROY, MAP = int(OpKind.CREATE), int(OpKind.DESTROY), int(OpKind.MAP)
+UNMAP, COPY = int(OpKind.UNMAP), int(OpKind.COPY)
+
+
+class GrowingVTensorPolicy(VTensorPolicy):
+    """`VTensorPolicy(parameters)` is one of these where `parameters.grows`."""
+
+    __slots__ = ("_sized",)
+
+    grows_chunks: ClassVar[bool] = True
+
+    # Of other types than without growth, for what both have to do with them.
+    kv: GrowingLayout
+    _pool: SizedPool  # type: ignore[assignment]
+    _growth: Crossings  # type: ignore[assignment]
+    _foreseen: tuple[int, int, list[Crossing]]  # type: ignore[assignment]
+    _sized: SizedPlacement | None
+
+    def kv_layout(self, model: ModelSpec, tp: int, max_model_len: int) -> KVLayout:
+        options = self.options
+        kv = super().kv_layout(model, tp, max_model_len)
+        return GrowingLayout.of(kv, options.max_chunk or options.chunk, options.growth)
+
+    def setup(self, device: DeviceInfo, kv: KVLayout, limit_bytes: int) -> Plan:
+        plan = super().setup(device, kv, limit_bytes)
+        assert isinstance(kv, GrowingLayout)
+        self._plain_retires = False
+        self._pool = SizedPool(limit_bytes // kv.unit_bytes, len(kv.chunk_sizes))
+        self._growth = Crossings(kv.units, kv.unit_tokens, self._lead_tokens)
+        self._foreseen = (-1, 0, [])
+        self._sized = self._placed = SizedPlacement(kv) if self.placement else None
+        return plan
+
+    def details(self) -> dict[str, object]:
+        """Handles created by size, all arenas, for the result."""
+        made = {
+            str(nbytes): number * self._arenas
+            for nbytes, number in zip(self.kv.chunk_sizes, self._pool.made, strict=True)
+        }
+        return {"chunks_created_by_bytes": made}
+
+    # -- chunks -----------------------------------------------------------------------------------
+
+    def _take_chunks(
+        self, plan: Plan, wanted: Counts, units: int, pinned: Record | None, due: int = 0
+    ) -> None:
+        """Have the `wanted` chunks, `units` together, to map: evict what is idle, and give free
+        chunks of other sizes back, as far as the limit asks for it."""
+        pool, counts, arenas = self._pool, plan.counts, self._arenas
+        while units > pool.available:
+            self._evict(plan, pinned, due)
+        made, gone = pool.take(wanted, units)
+        if gone is not None:
+            self._destroyed(plan, gone, due)
+        if made is not None:
+            counts[CREATE] += sum(made) * arenas
+            new = sum(number << size for size, number in enumerate(made))
+            plan.created_bytes = (plan.created_bytes or 0) + new * self._unit_bytes
+        counts[MAP] += sum(wanted) * arenas
+        self._own_units += units
+
+    def _destroyed(self, plan: Plan, gone: Counts, due: int = 0) -> None:
+        plan.counts[DESTROY] += sum(gone) * self._arenas
+        units = sum(number << size for size, number in enumerate(gone))
+        plan.created_bytes = plan.created_bytes or 0
+        plan.destroyed_bytes += units * self._unit_bytes
+        if self._sized is not None:
+            for size in range(len(gone) - 1, -1, -1):
+                self._sized.destroy(gone[size], size, due)
+
+    def _destroy(self, plan: Plan, units: int) -> None:
+        self._destroyed(plan, self._pool.trim(units))
+
+    def _map(self, plan: Plan, vtensor: VTensor, units: int, pinned: Record | None) -> None:
+        mapped = vtensor.mapped
+        if units <= mapped:
+            return
+        self._take_chunks(plan, self.kv.chunks_by_size(mapped, units), units - mapped, pinned)
+        if self._placed is not None:
+            self._placed.map_new(vtensor.slot, units - mapped)
+        vtensor.mapped = units
+
+    def _pooled(self, first: int, behind: int) -> None:
+        """Nobody maps the units [first, behind) of a page table any more."""
+        self._pool.give(self.kv.chunks_by_size(first, behind), behind - first)
+
+    def _cut(self, plan: Plan, slot: int, keep: int, mapped: int) -> None:
+        chunks = self.kv.chunks(mapped) - self.kv.chunks(keep)
+        plan.counts[UNMAP] += chunks * self._arenas
+        self._pooled(keep, mapped)
+        if self._placed is not None:
+            self._placed.unmap(slot, keep)
+
+    def _unmap_all(self, plan: Plan, slot: int, units: int, freed: int, due: int = 0) -> None:
+        # Whoever maps a chunk of a prefix maps all before it: what is freed is the end.
+        plan.counts[UNMAP] += self.kv.chunks(units) * self._arenas
+        self._pooled(units - freed, units)
+        self._slots.give(slot)
+        if self._placed is not None:
+            self._placed.unmap(slot, 0, due)
+
+    # -- create -----------------------------------------------------------------------------------
+
+    def create(
+        self, seq: Sequence, match: Match, tokens: int, whole_tokens: int
+    ) -> Plan | Shortage:
+        if match.handle is not None:
+            return self._create_shared(seq, match, tokens, whole_tokens)
+        slots = self._slots
+        units = self.kv.units(tokens + self._ahead(seq, tokens))
+        missing = max(units, self._whole_units(seq, whole_tokens)) - self._reach()
+        no_slot = self._slot_shortage(None)
+        if missing > 0 or no_slot:
+            return self._no_room(missing, no_slot)
+        self._prefixes.admitted(seq.index)
+        plan, mapped = Plan(Phase.CREATE, None, self._chunk_bytes), 0
+        if slots.parked:
+            slot, mapped = slots.adopt(units)
+            self._own_units += mapped
+        else:
+            slot = self._new_slot(plan, None)
+        vtensor = VTensor(slot, None, 0, mapped, tokens)
+        self._map(plan, vtensor, units, None)
+        self._vset[seq.index] = vtensor
+        self._still_tokens += tokens
+        if tokens >= seq.prompt_tokens:
+            self._decode(seq, vtensor)
+        return self._close(plan)
+
+    def _share(self, plan: Plan, vtensor: VTensor, record: Record, tokens: int) -> None:
+        source: Recorded = record.payload
+        shared = vtensor.shared
+        plan.counts[MAP] += self.kv.chunks(shared) * self._arenas
+        if self._placed is not None:
+            self._placed.share(vtensor.slot, source.slot, shared)
+        tail_bytes = self.kv.tail_bytes(tokens) if tokens else 0
+        if tail_bytes:
+            self._map(plan, vtensor, self.kv.units(tokens), record)
+            plan.counts[COPY] += self._arenas
+            plan.copied_bytes += tail_bytes
+            if self._placed is not None:
+                offset = shared * self._chunk_bytes
+                self._placed.copy(vtensor.slot, source.slot, offset, tail_bytes // self._arenas)
+
+    def _further(self, held: int) -> int:
+        hidden = max(0, self.hidden_units - 1)
+        return self._growth.least_ahead(held, hidden, self.kv.period_tokens)
+
+    # -- extend -----------------------------------------------------------------------------------
+
+    def _coming(self, steps: int) -> list[Crossing]:
+        changes, at_most, coming = self._foreseen
+        if at_most == steps and changes == self._growth.changes:
+            return coming
+        return self._growth.coming(steps)
+
+    def extend(self, batch: Batch, steps: int = 1) -> Plan | Shortage:
+        growth = self._growth
+        coming = self._coming(steps)
+        if not coming:
+            growth.advance(steps, coming)
+            return NOTHING
+        missing = sum(c.behind - c.first for c in coming) - self._reach()
+        if missing > 0:
+            return self._shortage(missing)
+        plan = Plan(Phase.EXTEND, None, self._chunk_bytes, 0, steps)
+        before = [0] * KINDS
+        for due, crossings in groupby(coming, lambda c: c.due):
+            if steps > 1:
+                before = list(plan.counts)
+            self._extend_at(plan, list(crossings), due)
+        if steps > 1:
+            last = [now - then for now, then in zip(plan.counts, before, strict=True)]
+            plan.last = last if coming[-1].due == steps - 1 else []
+        growth.advance(steps, coming)
+        return self._close(plan)
+
+    def _extend_at(self, plan: Plan, crossings: list[Crossing], due: int) -> None:
+        """What one step needs: evictions and destroys fall due with the chunks they make room
+        for."""
+        kv = self.kv
+        wanted = [0] * len(kv.chunk_sizes)
+        units = 0
+        for crossing in crossings:
+            more = kv.chunks_by_size(crossing.first, crossing.behind)
+            wanted = [a + b for a, b in zip(wanted, more, strict=True)]
+            units += crossing.behind - crossing.first
+        self._take_chunks(plan, wanted, units, None, due)
+        if self._placed is not None:
+            for crossing in crossings:
+                slot = self._vset[crossing.member].slot
+                self._placed.map_new(slot, crossing.behind - crossing.first, due)
+
+    def headroom(self, batch: Batch, at_most: int) -> Headroom:
+        """Steps for which no free chunk of another size need be given back."""
+        kv, pool, arenas = self.kv, self._pool, self._arenas
+        coming = self._growth.coming(at_most)
+        steps, whole = at_most, len(coming)
+        free = list(pool.free)
+        room = pool.limit - pool.created
+        peak = [0] * KINDS
+        unmaps = sum(kv.chunks(leaving.vtensor.mapped) for leaving in self._leaving)
+        peak[UNMAP] = unmaps * arenas
+        later = self._keeps_all and self._placed is None
+        at, whole_step, creates, maps = -1, 0, 0, 0
+        for number, crossing in enumerate(coming):
+            if crossing.due != at:
+                at, whole_step, creates, maps = crossing.due, number, 0, 0
+            more = kv.chunks_by_size(crossing.first, crossing.behind)
+            for size, chunks in enumerate(more):
+                if chunks:
+                    new = max(0, chunks - free[size])
+                    free[size] -= chunks - new
+                    room -= new << size
+                    creates += new
+                    maps += chunks
+            if room < 0:
+                steps, whole = at, whole_step
+                break
+            later = later and not creates
+            peak[CREATE] = max(peak[CREATE], creates * arenas)
+            peak[MAP] = max(peak[MAP], maps * arenas)
+        self._foreseen = (self._growth.changes, steps, coming[:whole])
+        return Headroom(steps, peak if any(peak) else None, later)
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        pool = self._pool
+        free = sum(number << size for size, number in enumerate(pool.free))
+        self._demand("pooled-by-size", free, pool.pooled)
+        if self._sized is not None:
+            self._demand("pooled-by-size", self._sized.free_by_size(), pool.free)
