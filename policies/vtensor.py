@@ -54,8 +54,8 @@ class VTensorParameters:
     compute hides, as the cost model states it. `retain_bytes` None is 5 % of the limit. `adopt`:
     which parked vTensor a create takes. `evict`: which record goes first; `belady` is an oracle.
     `inplace`: a prompt that continues a whole record goes on in its slot: no map, no copy.
-    `max_chunk`: chunks grow with their position, from `chunk` by doubling up to this, each no more
-    than a `growth`-th of what lies before it; None is `chunk`: they do not."""
+    `max_chunk`: chunks grow with their position, from `chunk` by doubling up to this, about as the
+    square root of `growth` times what lies before them; None is `chunk`: they do not."""
 
     layout: Literal["token_major", "kv_split", "per_layer"] = "token_major"
     chunk: int = 2 << 20
@@ -70,7 +70,7 @@ class VTensorParameters:
     tail: Literal["copy", "recompute"] = "copy"
     inplace: bool = False
     max_chunk: int | None = field(default=None, metadata={"unit": "bytes"})
-    growth: int = 8
+    growth: int = 1
 
     def __post_init__(self) -> None:
         self._check_growth()

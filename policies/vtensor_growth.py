@@ -9,6 +9,7 @@ chunks given back where free ones of other sizes leave no room.
 from __future__ import annotations
 
 from itertools import groupby
+from operator import attrgetter
 from typing import ClassVar
 
 from vtsim.memory.crossings import Crossing, Crossings
@@ -23,6 +24,9 @@ from vtsim.spec import GrowingLayout, KVLayout, ModelSpec
 
 CREATE, DESTROY, MAP = int(OpKind.CREATE), int(OpKind.DESTROY), int(OpKind.MAP)
 UNMAP, COPY = int(OpKind.UNMAP), int(OpKind.COPY)
+
+_new = tuple.__new__  # a NamedTuple's own is a Python function
+_due = attrgetter("due")
 
 
 class GrowingVTensorPolicy(VTensorPolicy):
@@ -49,7 +53,7 @@ class GrowingVTensorPolicy(VTensorPolicy):
         assert isinstance(kv, GrowingLayout)
         self._plain_retires = False
         self._pool = SizedPool(limit_bytes // kv.unit_bytes, len(kv.chunk_sizes))
-        self._growth = Crossings(kv.units, kv.unit_tokens, self._lead_tokens)
+        self._growth = Crossings(kv, self._lead_tokens)
         self._foreseen = (-1, 0, [])
         self._sized = self._placed = SizedPlacement(kv) if self.placement else None
         return plan
@@ -66,9 +70,9 @@ class GrowingVTensorPolicy(VTensorPolicy):
 
     def _take_chunks(
         self, plan: Plan, wanted: Counts, units: int, pinned: Record | None, due: int = 0
-    ) -> None:
+    ) -> Counts | None:
         """Have the `wanted` chunks, `units` together, to map: evict what is idle, and give free
-        chunks of other sizes back, as far as the limit asks for it."""
+        chunks of other sizes back, as far as the limit asks for it. Returns which were created."""
         pool, counts, arenas = self._pool, plan.counts, self._arenas
         while units > pool.available:
             self._evict(plan, pinned, due)
@@ -81,6 +85,7 @@ class GrowingVTensorPolicy(VTensorPolicy):
             plan.created_bytes = (plan.created_bytes or 0) + new * self._unit_bytes
         counts[MAP] += sum(wanted) * arenas
         self._own_units += units
+        return made
 
     def _destroyed(self, plan: Plan, gone: Counts, due: int = 0) -> None:
         plan.counts[DESTROY] += sum(gone) * self._arenas
@@ -178,73 +183,100 @@ class GrowingVTensorPolicy(VTensorPolicy):
         return self._growth.coming(steps)
 
     def extend(self, batch: Batch, steps: int = 1) -> Plan | Shortage:
-        growth = self._growth
+        growth, pool = self._growth, self._pool
         coming = self._coming(steps)
         if not coming:
             growth.advance(steps, coming)
             return NOTHING
-        missing = sum(c.behind - c.first for c in coming) - self._reach()
-        if missing > 0:
-            return self._shortage(missing)
+        units, wanted = self._wanted(coming)
+        fits = units <= pool.available
+        if not fits and units > self._reach():
+            return self._shortage(units - self._reach())
         plan = Plan(Phase.EXTEND, None, self._chunk_bytes, 0, steps)
-        before = [0] * KINDS
-        for due, crossings in groupby(coming, lambda c: c.due):
+        last = [c for c in coming if c.due == steps - 1] if steps > 1 else coming
+        if fits and self._placed is None and (steps == 1 or pool.fits(wanted)):
+            made = self._take_chunks(plan, wanted, units, None)
             if steps > 1:
-                before = list(plan.counts)
-            self._extend_at(plan, list(crossings), due)
-        if steps > 1:
-            last = [now - then for now, then in zip(plan.counts, before, strict=True)]
-            plan.last = last if coming[-1].due == steps - 1 else []
+                plan.last = self._last(made, self._wanted(last)[1]) if last else []
+        else:
+            before = list(plan.counts)
+            for due, crossings in groupby(coming, _due):
+                if due == steps - 1:
+                    before = list(plan.counts)
+                self._extend_at(plan, list(crossings), due)
+            if steps > 1:
+                counted = zip(plan.counts, before, strict=True)
+                plan.last = [now - then for now, then in counted] if last else []
         growth.advance(steps, coming)
         return self._close(plan)
+
+    def _wanted(self, crossings: list[Crossing]) -> tuple[int, list[int]]:
+        """Units, and chunks of each size."""
+        wanted = [0] * len(self.kv.chunk_sizes)
+        units = 0
+        for _, _, _, first, behind in crossings:
+            more = behind - first
+            units += more
+            wanted[more.bit_length() - 1] += 1
+        return units, wanted
+
+    def _last(self, made: Counts | None, wanted: Counts) -> list[int]:
+        """What falls due in the last of several steps: those before it take what is free."""
+        counts = [0] * KINDS
+        counts[MAP] = sum(wanted) * self._arenas
+        if made is not None:
+            counts[CREATE] = sum(map(min, made, wanted)) * self._arenas
+        return counts
 
     def _extend_at(self, plan: Plan, crossings: list[Crossing], due: int) -> None:
         """What one step needs: evictions and destroys fall due with the chunks they make room
         for."""
-        kv = self.kv
-        wanted = [0] * len(kv.chunk_sizes)
-        units = 0
-        for crossing in crossings:
-            more = kv.chunks_by_size(crossing.first, crossing.behind)
-            wanted = [a + b for a, b in zip(wanted, more, strict=True)]
-            units += crossing.behind - crossing.first
+        units, wanted = self._wanted(crossings)
         self._take_chunks(plan, wanted, units, None, due)
         if self._placed is not None:
-            for crossing in crossings:
-                slot = self._vset[crossing.member].slot
-                self._placed.map_new(slot, crossing.behind - crossing.first, due)
+            for _, _, member, first, behind in crossings:
+                self._placed.map_new(self._vset[member].slot, behind - first, due)
 
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         """Steps for which no free chunk of another size need be given back."""
-        kv, pool, arenas = self.kv, self._pool, self._arenas
+        pool, arenas = self._pool, self._arenas
         coming = self._growth.coming(at_most)
-        steps, whole = at_most, len(coming)
-        free = list(pool.free)
-        room = pool.limit - pool.created
-        peak = [0] * KINDS
-        unmaps = sum(kv.chunks(leaving.vtensor.mapped) for leaving in self._leaving)
-        peak[UNMAP] = unmaps * arenas
+        steps = at_most
         later = self._keeps_all and self._placed is None
-        at, whole_step, creates, maps = -1, 0, 0, 0
-        for number, crossing in enumerate(coming):
-            if crossing.due != at:
-                at, whole_step, creates, maps = crossing.due, number, 0, 0
-            more = kv.chunks_by_size(crossing.first, crossing.behind)
-            for size, chunks in enumerate(more):
-                if chunks:
-                    new = max(0, chunks - free[size])
-                    free[size] -= chunks - new
-                    room -= new << size
-                    creates += new
-                    maps += chunks
-            if room < 0:
-                steps, whole = at, whole_step
-                break
-            later = later and not creates
-            peak[CREATE] = max(peak[CREATE], creates * arenas)
-            peak[MAP] = max(peak[MAP], maps * arenas)
-        self._foreseen = (self._growth.changes, steps, coming[:whole])
-        return Headroom(steps, peak if any(peak) else None, later)
+        most_maps = most_creates = 0
+        if coming:
+            free = list(pool.free)
+            room = pool.limit - pool.created
+            at, begun, creates, maps = -1, 0, 0, 0
+            for number, (due, _, _, first, behind) in enumerate(coming):
+                if due != at:
+                    at, begun, creates, maps = due, number, 0, 0
+                units = behind - first
+                size = units.bit_length() - 1
+                if free[size]:
+                    free[size] -= 1
+                else:
+                    room -= units
+                    if room < 0:
+                        steps, coming = at, coming[:begun]
+                        break
+                    creates += 1
+                    later = False
+                maps += 1
+                if maps > most_maps:
+                    most_maps = maps
+                if creates > most_creates:
+                    most_creates = creates
+        self._foreseen = (self._growth.changes, steps, coming)
+        unmaps = 0
+        if self._leaving:
+            unmaps = sum(self.kv.chunks(leaving.vtensor.mapped) for leaving in self._leaving)
+        if not (most_maps or unmaps):
+            return _new(Headroom, (steps, None, later))
+        peak = [0] * KINDS
+        peak[CREATE], peak[MAP] = most_creates * arenas, most_maps * arenas
+        peak[UNMAP] = unmaps * arenas
+        return _new(Headroom, (steps, peak, later))
 
     # -- the rest ---------------------------------------------------------------------------------
 

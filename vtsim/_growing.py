@@ -36,7 +36,7 @@ def _schedule(sizes: int, growth: int) -> Schedule:
         counts[size] += 1
         starts.append(at)
         before.append(tuple(counts))
-        while size < sizes - 1 and (2 << size) * growth <= at:
+        while size < sizes - 1 and (2 << size) ** 2 <= growth * at:
             size += 1
     return Schedule(tuple(starts), tuple(before))
 
@@ -45,16 +45,17 @@ def _schedule(sizes: int, growth: int) -> Schedule:
 class GrowingLayout(KVLayout):
     """Chunks of `chunk_bytes`, twice that, ..., `max_chunk_bytes`.
 
-    A chunk is the largest of these that is no more than a `growth`-th of the bytes before it in its
-    arena, and `chunk_bytes` at least. So what a sequence has mapped beyond its last token is, an
-    arena, less than `max(chunk_bytes, its bytes / growth)`. `period_tokens` and `crossings` are
-    those of chunks of the smallest size. Raises ConfigError: sizes that are no such row.
+    With `before` bytes in front of it in its arena, a chunk has the largest of these sizes whose
+    square is no more than `growth * before * chunk_bytes`, and `chunk_bytes` at least. So what a
+    sequence has mapped beyond its last token is, an arena, less than the larger of `chunk_bytes`
+    and `sqrt(growth * its bytes * chunk_bytes)`. `period_tokens` and `crossings` are those of
+    chunks of the smallest size. Raises ConfigError: sizes that are no such row.
     """
 
     max_chunk_bytes: int = 0
-    growth: int = 8
+    growth: int = 1
     chunk_sizes: tuple[int, ...] = field(init=False)
-    """Bytes of each size, ascending."""
+    """Bytes of each size that a slot has room to reach, ascending."""
     schedule: Schedule = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -67,9 +68,12 @@ class GrowingLayout(KVLayout):
             )
         if type(self.growth) is not int or not 1 <= self.growth <= 1024:
             raise ConfigError(f"layout {self.name}: growth must be 1 ... 1024, got {self.growth!r}")
+        sizes, units = ratio.bit_length(), KVLayout.units(self, self.max_tokens)
+        while (1 << (sizes - 1)) ** 2 > self.growth * (units - 1) and sizes > 1:
+            sizes -= 1
         put = object.__setattr__
-        put(self, "chunk_sizes", tuple(self.chunk_bytes << k for k in range(ratio.bit_length())))
-        put(self, "schedule", _schedule(ratio.bit_length(), self.growth))
+        put(self, "chunk_sizes", tuple(self.chunk_bytes << k for k in range(sizes)))
+        put(self, "schedule", _schedule(sizes, self.growth))
         # The last chunk may pass the end of the tokens: slots have room for it.
         whole = self.period_units * self.chunk_bytes
         longest = self.units(self.max_tokens) * self.chunk_bytes
@@ -147,14 +151,25 @@ class GrowingLayout(KVLayout):
             yield index
             index = self._up(index + 1)
 
-    def chunks_by_size(self, first: int, behind: int) -> list[int]:
-        """Chunks of each size between two ends of chunks, in units."""
-        return [b - a for a, b in zip(self._before(first), self._before(behind), strict=True)]
+    def chunk_end(self, index: int) -> int:
+        """Where the chunk that begins at `index` ends."""
+        return self._up(index + 1)
 
-    def _before(self, units: int) -> tuple[int, ...]:
-        starts, before = self.schedule
-        flat = starts[-1]
-        if units <= flat:
-            return before[bisect_left(starts, units)]
-        *small, largest = before[-1]
-        return (*small, largest + ((units - flat) >> len(small)))
+    def chunks_by_size(self, first: int, behind: int) -> tuple[int, ...]:
+        """Chunks of each size between two ends of chunks, in units."""
+        return _between(len(self.chunk_sizes), self.growth, first, behind)
+
+
+@lru_cache(maxsize=1 << 16)
+def _between(sizes: int, growth: int, first: int, behind: int) -> tuple[int, ...]:
+    before, until = _before(sizes, growth, first), _before(sizes, growth, behind)
+    return tuple(b - a for a, b in zip(before, until, strict=True))
+
+
+def _before(sizes: int, growth: int, units: int) -> tuple[int, ...]:
+    starts, before = _schedule(sizes, growth)
+    flat = starts[-1]
+    if units <= flat:
+        return before[bisect_left(starts, units)]
+    *small, largest = before[-1]
+    return (*small, largest + ((units - flat) >> len(small)))

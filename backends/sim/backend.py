@@ -69,8 +69,9 @@ class SimBackend:
         self._next_ticket = 0
         self._done: dict[int, Receipt] = {}
         self._closed = False
+        self._counted = not placement and fail_at is None
         # Where chunks have several sizes, counts do not tell the bytes: their plans do.
-        self._counts_only = not (placement or kv.grows) and fail_at is None
+        self._counts_only = self._counted and not kv.grows
 
     @property
     def placement(self) -> bool:
@@ -110,6 +111,8 @@ class SimBackend:
     def execute(self, plan: Plan, step: int) -> Receipt:
         """`submit` and `settle` in one; in a plain run, no more than counting bytes."""
         if not self._counts_only:
+            if self._counted:
+                return self._count(plan, 0, -1)
             return self.settle(self.submit(plan, step))
         if plan.shared:
             return _DONE
@@ -161,7 +164,7 @@ class SimBackend:
         if self._closed:
             return
         self._closed = True
-        self._counts_only = False
+        self._counts_only = self._counted = False
         if self._driver is not None:
             self._driver.check_empty()
         elif self._in_use or self._arenas_reserved:

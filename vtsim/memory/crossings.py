@@ -9,13 +9,22 @@ them. It must not know plans, pools or devices.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+_new = tuple.__new__  # a NamedTuple's own is a Python function
+
+
+class Chunks(Protocol):
+    """What is asked of a layout."""
+
+    def units(self, tokens: int) -> int: ...
+    def unit_tokens(self, units: int) -> int: ...
+    def chunk_end(self, index: int) -> int: ...
 
 
 class Crossing(NamedTuple):
-    """In step `due`, counted from the next one, `member` needs the units [first, behind) of its
-    slot. In order of time, then of the batch."""
+    """In step `due`, counted from the next one, `member` needs the chunk that is the units
+    [first, behind) of its slot. In order of time, then of the batch."""
 
     due: int
     order: int
@@ -25,14 +34,16 @@ class Crossing(NamedTuple):
 
 
 class Crossings:
-    """Members, their lengths, and the units their next tokens need.
+    """Members, their lengths, and the chunks their next tokens need.
 
-    `units(tokens)` are those that so many tokens have mapped, `unit_tokens(units)` the tokens that
-    lie wholly in them. `lead` tokens are mapped ahead of every member.
+    Of `layout`: `unit_tokens(units)` are the tokens that lie wholly in the first units of a slot,
+    `chunk_end(units)` is where the chunk behind them ends. `lead` tokens are mapped ahead of every
+    member.
     """
 
     __slots__ = (
         "_ahead",
+        "_chunk_end",
         "_clock",
         "_due",
         "_lead",
@@ -46,11 +57,10 @@ class Crossings:
         "total_tokens",
     )
 
-    def __init__(
-        self, units: Callable[[int], int], unit_tokens: Callable[[int], int], lead: int = 0
-    ) -> None:
-        self._units = units
-        self._unit_tokens = unit_tokens
+    def __init__(self, layout: Chunks, lead: int = 0) -> None:
+        self._units = layout.units
+        self._unit_tokens = layout.unit_tokens
+        self._chunk_end = layout.chunk_end
         self._lead = lead
         self._clock = 0
         self.bases: dict[int, int] = {}
@@ -133,14 +143,15 @@ class Crossings:
         if not line or line[0][0] >= end:
             return []
         found: list[Crossing] = []
+        unit_tokens, chunk_end = self._unit_tokens, self._chunk_end
         for due, order, member in line[: bisect_left(line, (end,))]:
             mapped = self._mapped[member]
             ahead = self.bases[member] + self._lead
             while due < end:
-                behind = self._units(ahead + due + 1)
-                found.append(Crossing(due - clock, order, member, mapped, behind))
+                behind = chunk_end(mapped)
+                found.append(_new(Crossing, (due - clock, order, member, mapped, behind)))
                 mapped = behind
-                due = self._unit_tokens(behind) - ahead
+                due = unit_tokens(behind) - ahead
         found.sort()
         return found
 

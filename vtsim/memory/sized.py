@@ -8,7 +8,9 @@ placement's affair (`vtsim.memory.sized_placement`).
 
 from __future__ import annotations
 
-Counts = list[int]
+from collections.abc import Sequence
+
+Counts = Sequence[int]
 """Chunks of each size, smallest first."""
 
 
@@ -25,16 +27,24 @@ class SizedPool:
         self.available = limit
         """Units that `take` can give, whatever their sizes: pooled ones, for free chunks of other
         sizes make room, and those that the limit still lets it create."""
-        self.free: Counts = [0] * sizes
-        self.made: Counts = [0] * sizes
+        self.free: list[int] = [0] * sizes
+        self.made: list[int] = [0] * sizes
         """Chunks of each size that have ever been created."""
+
+    def fits(self, wanted: Counts) -> bool:
+        """Whether `take` would give nothing back to make room. Pure."""
+        new = 0
+        for size, (number, free) in enumerate(zip(wanted, self.free, strict=True)):
+            if number > free:
+                new += (number - free) << size
+        return self.created + new <= self.limit
 
     def take(self, wanted: Counts, units: int) -> tuple[Counts | None, Counts | None]:
         """Use the `wanted` chunks, `units` (<= `available`) together: free ones of the size first,
         then new ones. Returns which had to be created, and which others, free ones, given back to
         make room; None for none."""
         free = self.free
-        made: Counts | None = None
+        made: list[int] | None = None
         new = 0
         for size, number in enumerate(wanted):
             if number:
