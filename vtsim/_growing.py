@@ -152,11 +152,9 @@ class GrowingLayout(KVLayout):
             index = self._up(index + 1)
 
     def chunk_end(self, index: int) -> int:
-        """Where the chunk that begins at `index` ends."""
         return self._up(index + 1)
 
     def chunks_by_size(self, first: int, behind: int) -> tuple[int, ...]:
-        """Chunks of each size between two ends of chunks, in units."""
         return _between(len(self.chunk_sizes), self.growth, first, behind)
 
 

@@ -137,6 +137,14 @@ class KVLayout:
         """Where the chunks that hold the units [first, behind) begin, in order."""
         return range(first, behind)
 
+    def chunk_end(self, index: int) -> int:
+        """Where the chunk that begins at `index` ends."""
+        return index + 1
+
+    def chunks_by_size(self, first: int, behind: int) -> tuple[int, ...]:
+        """Chunks of each size between two ends of chunks, in units."""
+        return (behind - first,)
+
     def new_units(self, tokens: int, more: int) -> int:
         """Units to add when `tokens` grow by `more`, all of them being exactly mapped."""
         return self.units(tokens + more) - self.units(tokens)

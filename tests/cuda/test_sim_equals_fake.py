@@ -138,6 +138,18 @@ def test_a_failure_injected_at_a_call_is_the_simulations(
     assert got == expected
 
 
+@pytest.mark.parametrize("layout", ["token_major", "kv_split"])
+def test_swapped_bytes_cross_chunks_of_several_sizes(api: FakeCuda, layout: str) -> None:
+    settings = {"vtensor": {"layout": layout, "max_chunk": 64 * M, "growth": 4}}
+    options: dict[str, Any] = {"kv_memory": G, "preemption": "swap", "settings": settings}
+    simulated, expected = run("sim", api, "vtensor", **options)
+    real, got = run("cuda", api, "vtensor", **options)
+    assert simulated.first_difference(real) == "" and got == expected
+    assert real.counts()["swap_out"] >= 5 and real.counts()["swap_in"] >= 5
+    stepped, _ = run("sim", api, "vtensor", step=True, **options)
+    assert stepped.counts() == real.counts() and stepped.peak_bytes == real.peak_bytes
+
+
 def test_leaping_and_stepping_make_the_same_calls(api: FakeCuda) -> None:
     leapt, _ = run("cuda", api, "vtensor", kv_memory=40 * G)
     stepped, _ = run("cuda", api, "vtensor", kv_memory=40 * G, step=True)
