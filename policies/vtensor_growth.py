@@ -16,7 +16,7 @@ from vtsim.memory.crossings import Crossing, Crossings
 from vtsim.memory.prefixes import Record
 from vtsim.memory.sized import Counts, SizedPool
 from vtsim.memory.sized_placement import SizedPlacement
-from vtsim.plan import KINDS, NOTHING, Match, OpKind, Phase, Plan, Shortage
+from vtsim.plan import NOTHING, Match, OpKind, Phase, Plan, Shortage
 from vtsim.policies.vtensor import Recorded, VTensor, VTensorPolicy
 from vtsim.ports import Batch, DeviceInfo, Headroom
 from vtsim.request import Sequence
@@ -140,20 +140,29 @@ class GrowingVTensorPolicy(VTensorPolicy):
         no_slot = self._slot_shortage(None)
         if missing > 0 or no_slot:
             return self._no_room(missing, no_slot)
-        self._prefixes.admitted(seq.index)
-        plan, mapped = Plan(Phase.CREATE, None, self._chunk_bytes), 0
-        if slots.parked:
-            slot, mapped = slots.adopt(units)
-            self._own_units += mapped
+        if self._foresees:
+            self._prefixes.admitted(seq.index)
+        wanted = self.kv.chunks_by_size(0, units)
+        if slots.empty and not slots.parked and self._placed is None and self._pool.has(wanted):
+            self._pool.take(wanted, units)
+            self._own_units += units
+            plan = self._creates[sum(wanted)]
+            vtensor = VTensor(slots.take(), None, 0, units, tokens)
         else:
-            slot = self._new_slot(plan, None)
-        vtensor = VTensor(slot, None, 0, mapped, tokens)
-        self._map(plan, vtensor, units, None)
+            plan, mapped = Plan(Phase.CREATE, None, self._chunk_bytes), 0
+            if slots.parked:
+                slot, mapped = slots.adopt(units)
+                self._own_units += mapped
+            else:
+                slot = self._new_slot(plan, None)
+            vtensor = VTensor(slot, None, 0, mapped, tokens)
+            self._map(plan, vtensor, units, None)
+            self._close(plan)
         self._vset[seq.index] = vtensor
         self._still_tokens += tokens
         if tokens >= seq.prompt_tokens:
             self._decode(seq, vtensor)
-        return self._close(plan)
+        return plan
 
     def _share(self, plan: Plan, vtensor: VTensor, record: Record, tokens: int) -> None:
         source: Recorded = record.payload
@@ -192,21 +201,17 @@ class GrowingVTensorPolicy(VTensorPolicy):
         fits = units <= pool.available
         if not fits and units > self._reach():
             return self._shortage(units - self._reach())
-        plan = Plan(Phase.EXTEND, None, self._chunk_bytes, 0, steps)
-        last = [c for c in coming if c.due == steps - 1] if steps > 1 else coming
-        if fits and self._placed is None and (steps == 1 or pool.fits(wanted)):
-            made = self._take_chunks(plan, wanted, units, None)
-            if steps > 1:
-                plan.last = self._last(made, self._wanted(last)[1]) if last else []
+        if self._placed is None and pool.has(wanted):
+            pool.take(wanted, units)
+            self._own_units += units
+            growth.advance(steps, coming)
+            return self._extends[len(coming)]
+        plan = Plan(Phase.EXTEND, None, self._chunk_bytes)
+        if fits and self._placed is None and pool.fits(wanted):
+            self._take_chunks(plan, wanted, units, None)
         else:
-            before = list(plan.counts)
             for due, crossings in groupby(coming, _due):
-                if due == steps - 1:
-                    before = list(plan.counts)
                 self._extend_at(plan, list(crossings), due)
-            if steps > 1:
-                counted = zip(plan.counts, before, strict=True)
-                plan.last = [now - then for now, then in counted] if last else []
         growth.advance(steps, coming)
         return self._close(plan)
 
@@ -220,14 +225,6 @@ class GrowingVTensorPolicy(VTensorPolicy):
             wanted[more.bit_length() - 1] += 1
         return units, wanted
 
-    def _last(self, made: Counts | None, wanted: Counts) -> list[int]:
-        """What falls due in the last of several steps: those before it take what is free."""
-        counts = [0] * KINDS
-        counts[MAP] = sum(wanted) * self._arenas
-        if made is not None:
-            counts[CREATE] = sum(map(min, made, wanted)) * self._arenas
-        return counts
-
     def _extend_at(self, plan: Plan, crossings: list[Crossing], due: int) -> None:
         """What one step needs: evictions and destroys fall due with the chunks they make room
         for."""
@@ -239,17 +236,19 @@ class GrowingVTensorPolicy(VTensorPolicy):
 
     def headroom(self, batch: Batch, at_most: int) -> Headroom:
         """Steps for which no free chunk of another size need be given back."""
-        pool, arenas = self._pool, self._arenas
+        pool = self._pool
         coming = self._growth.coming(at_most)
         steps = at_most
         later = self._keeps_all and self._placed is None
         most_maps = most_creates = 0
+        step = before = (-1, 0, 0)  # due, creates, maps: of the step looked at and the one before
         if coming:
             free = list(pool.free)
             room = pool.limit - pool.created
             at, begun, creates, maps = -1, 0, 0, 0
             for number, (due, _, _, first, behind) in enumerate(coming):
                 if due != at:
+                    before = at, creates, maps
                     at, begun, creates, maps = due, number, 0, 0
                 units = behind - first
                 size = units.bit_length() - 1
@@ -267,16 +266,17 @@ class GrowingVTensorPolicy(VTensorPolicy):
                     most_maps = maps
                 if creates > most_creates:
                     most_creates = creates
+            step = at, creates, maps
         self._foreseen = (self._growth.changes, steps, coming)
+        bounds, last = self._bounds, NOTHING
+        for due, creates, maps in (step, before):
+            if due == steps - 1 and maps:
+                last = bounds[creates, maps, 0]
         unmaps = 0
         if self._leaving:
             unmaps = sum(self.kv.chunks(leaving.vtensor.mapped) for leaving in self._leaving)
-        if not (most_maps or unmaps):
-            return _new(Headroom, (steps, None, later))
-        peak = [0] * KINDS
-        peak[CREATE], peak[MAP] = most_creates * arenas, most_maps * arenas
-        peak[UNMAP] = unmaps * arenas
-        return _new(Headroom, (steps, peak, later))
+        peak = bounds[most_creates, most_maps, unmaps] if most_maps or unmaps else None
+        return _new(Headroom, (steps, peak, later, last))
 
     # -- the rest ---------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class SimBackend:
         """`submit` and `settle` in one; in a plain run, no more than counting bytes."""
         if not self._counts_only:
             if self._counted:
-                return self._count(plan, 0, -1)
+                return _DONE if plan.shared else self._count(plan, 0, -1)
             return self.settle(self.submit(plan, step))
         if plan.shared:
             return _DONE

@@ -918,8 +918,7 @@ class PromisesWhatOtherSizesHold(GrowingVTensorPolicy):
             if left < 0:
                 steps = crossing.due
                 break
-        chunks = len(coming) * self._arenas
-        return Headroom(steps, [0, 0, chunks, 0, chunks, 1 << 40, 0, 0, 0, 0, 0])
+        return Headroom(steps, self._bounds[len(coming), len(coming), 1 << 40])
 
 
 @breaks("plan-within-limit", parameters=GROWING)
@@ -940,13 +939,14 @@ class MakesNoRoom(GrowingVTensorPolicy):
 
 
 @breaks("last-is-true", parameters=GROWING)
-class LastOfAllSizes(GrowingVTensorPolicy):
-    def extend(self, batch: Any, steps: int = 1) -> Plan | Shortage:
-        plan = super().extend(batch, steps)
-        if isinstance(plan, Plan) and plan.last:
-            plan.last = list(plan.last)
-            plan.last[OpKind.MAP] += 1
-        return plan
+class ForgetsALargerOne(GrowingVTensorPolicy):
+    """Says of the last step what would be due if all its chunks had the smallest size."""
+
+    def headroom(self, batch: Any, at_most: int) -> Headroom:
+        said = super().headroom(batch, at_most)
+        due = [c for c in self._growth.coming(said.steps) if c.due == said.steps - 1]
+        units = sum(c.behind - c.first for c in due)
+        return said._replace(last=self._bounds[0, units, 0]) if units else said
 
 
 def _free_of_another_size(policy: Any) -> None:

@@ -31,6 +31,13 @@ class SizedPool:
         self.made: list[int] = [0] * sizes
         """Chunks of each size that have ever been created."""
 
+    def has(self, wanted: Counts) -> bool:
+        """Whether all of them are free. Pure."""
+        for number, free in zip(wanted, self.free, strict=True):
+            if number > free:
+                return False
+        return True
+
     def fits(self, wanted: Counts) -> bool:
         """Whether `take` would give nothing back to make room. Pure."""
         new = 0
