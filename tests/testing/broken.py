@@ -900,14 +900,14 @@ class CountsUnitsForChunks(GrowingVTensorPolicy):
         plan.counts[OpKind.UNMAP] += (units - self.kv.chunks(units)) * self._arenas
 
 
-@breaks("driver-size", parameters=GROWING)
+@breaks("driver-size", parameters=replace(GROWING, growth=2))
 class LargestEverywhere(GrowingVTensorPolicy):
     def extend(self, *arguments: Any) -> Plan | Shortage:
         largest = self.kv.chunk_sizes[-1]
         return changed(super().extend(*arguments), OpKind.MAP, lambda op: {"nbytes": largest})
 
 
-@breaks("headroom-without-eviction", parameters=GROWING)
+@breaks("headroom-without-eviction", parameters=replace(GROWING, prefix_cache=False))
 class PromisesWhatOtherSizesHold(GrowingVTensorPolicy):
     """Free units are no free chunks of the sizes that are wanted."""
 
