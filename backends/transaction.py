@@ -137,7 +137,8 @@ def broken(invariant: str, op: Operation, why: str) -> InvariantError:
 def check_counts(plan: Plan) -> None:
     """Raises InvariantError unless the operations are those the counts announce."""
     counts = [0] * KINDS
-    created = allocated = copied = swapped = 0
+    created = destroyed = odd = allocated = copied = swapped = 0
+    mixed = plan.created_bytes is not None
     for operation in plan.operations:
         kind = operation.kind
         counts[kind] += 1
@@ -146,12 +147,23 @@ def check_counts(plan: Plan) -> None:
         elif kind is OpKind.SWAP_OUT or kind is OpKind.SWAP_IN:
             swapped += operation.nbytes
         elif kind is OpKind.CREATE or kind is OpKind.DESTROY:
-            created |= operation.nbytes ^ plan.chunk_bytes
+            if not mixed:
+                odd |= operation.nbytes ^ plan.chunk_bytes
+            elif kind is OpKind.CREATE:
+                created += operation.nbytes
+            else:
+                destroyed += operation.nbytes
         elif kind is OpKind.ALLOCATE or kind is OpKind.DEALLOCATE:
             allocated |= operation.nbytes ^ plan.allocation_bytes
     if counts != plan.counts:
         raise InvariantError("plan-counts", f"counted {plan.counts}, planned {counts} by kind")
-    if created or allocated:
+    if mixed and (created, destroyed) != (plan.created_bytes, plan.destroyed_bytes):
+        raise InvariantError(
+            "plan-counts",
+            f"counted {plan.created_bytes} B created and {plan.destroyed_bytes} B destroyed, "
+            f"planned {created} and {destroyed}",
+        )
+    if odd or allocated:
         raise InvariantError("plan-counts", "an operation's size is not the plan's")
     if (copied, swapped) != (plan.copied_bytes, plan.swapped_bytes):
         raise InvariantError(

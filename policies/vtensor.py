@@ -8,8 +8,8 @@ they are needed or trimmed. All decisions are made on counts of units (one chunk
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from vtsim.errors import ConfigError, InvariantError
 from vtsim.memory.eviction import EvictionRule, make_order
@@ -35,8 +35,9 @@ from vtsim.plan import (
 )
 from vtsim.policies.base import Policy
 from vtsim.ports import Batch, DeviceInfo, Headroom
+from vtsim.quantities import exact_bytes
 from vtsim.request import Run, Sequence
-from vtsim.spec import KVLayout, ModelSpec, check_chunk_bytes
+from vtsim.spec import DEFAULT_CHUNK_BYTES, KVLayout, ModelSpec, check_chunk_bytes
 
 # As plain ints: counts are indexed in every decision, and an enum member costs a look-up each time.
 CREATE, DESTROY, MAP = int(OpKind.CREATE), int(OpKind.DESTROY), int(OpKind.MAP)
@@ -52,7 +53,9 @@ class VTensorParameters:
     """`lookahead` adaptive: one step, and so much more for some that no step has more to map than
     compute hides, as the cost model states it. `retain_bytes` None is 5 % of the limit. `adopt`:
     which parked vTensor a create takes. `evict`: which record goes first; `belady` is an oracle.
-    `inplace`: a prompt that continues a whole record goes on in its slot: no map, no copy."""
+    `inplace`: a prompt that continues a whole record goes on in its slot: no map, no copy.
+    `max_chunk`: chunks grow with their position, from `chunk` by doubling up to this, about as the
+    square root of `growth` times what lies before them; None is `chunk`: they do not."""
 
     layout: Literal["token_major", "kv_split", "per_layer"] = "token_major"
     chunk: int = 2 << 20
@@ -66,14 +69,40 @@ class VTensorParameters:
     evict: EvictionRule = "lru"
     tail: Literal["copy", "recompute"] = "copy"
     inplace: bool = False
+    max_chunk: int | None = field(default=None, metadata={"unit": "bytes"})
+    growth: int = 1
 
     def __post_init__(self) -> None:
+        self._check_growth()
         for name in ("initial_tokens", "lookahead"):
             value = getattr(self, name)
             if value != "adaptive" and value < 0:
                 raise ConfigError(f"vtensor.{name}: must be >= 0, got {value}")
         if self.retain_bytes is not None and self.retain_bytes < 0:
             raise ConfigError(f"vtensor.retain_bytes: must be >= 0, got {self.retain_bytes}")
+
+    @property
+    def grows(self) -> bool:
+        """Whether chunks have several sizes."""
+        return self.max_chunk is not None and self.max_chunk != self.chunk
+
+    def _check_growth(self) -> None:
+        if not 1 <= self.growth <= 1024:
+            raise ConfigError(f"vtensor.growth: must be 1 ... 1024, got {self.growth}")
+        if self.max_chunk is None or self.max_chunk == self.chunk:
+            return
+        ratio, rest = divmod(self.max_chunk, self.chunk) if self.chunk > 0 else (0, 1)
+        if rest or ratio < 1 or ratio & (ratio - 1):
+            raise ConfigError(
+                "vtensor.max_chunk: chunks grow by doubling, so it must be chunk "
+                f"({exact_bytes(self.chunk)}) times a power of two, got "
+                f"{exact_bytes(self.max_chunk)}"
+            )
+        if self.chunk < DEFAULT_CHUNK_BYTES:
+            raise ConfigError(
+                "vtensor.max_chunk: chunks grow from 2MiB or more (what a call on a smaller page "
+                f"costs goes by its size), chunk is {exact_bytes(self.chunk)}"
+            )
 
 
 @dataclass(slots=True)
@@ -134,6 +163,7 @@ class VTensorPolicy(Policy):
         "_own_units",
         "_parks",
         "_placed",
+        "_plain_retires",
         "_pool",
         "_prefixes",
         "_records",
@@ -153,9 +183,23 @@ class VTensorPolicy(Policy):
     parameters_type = VTensorParameters
     kernels = ("flash",)
     options: VTensorParameters
+    grows_chunks: ClassVar[bool] = False
+    """True: a class that honours `max_chunk`."""
+
+    def __new__(cls, parameters: Any = None, *, placement: bool = False) -> VTensorPolicy:
+        if cls is VTensorPolicy and parameters is not None and parameters.grows:
+            from vtsim.policies.vtensor_growth import GrowingVTensorPolicy
+
+            cls = GrowingVTensorPolicy
+        return object.__new__(cls)
 
     def kv_layout(self, model: ModelSpec, tp: int, max_model_len: int) -> KVLayout:
         options = self.options
+        if options.grows and not self.grows_chunks:
+            raise ConfigError(
+                f"max_chunk: {type(self).__name__} is made of VTensorPolicy, whose chunks have one "
+                "size; to have them grow, derive it from vtsim.policies.vtensor_growth's"
+            )
         longest = max_model_len + self._lead() + options.initial_tokens
         if options.lookahead == "adaptive":
             # A sequence is mapped less than a period further, whatever that is in tokens.
@@ -209,6 +253,7 @@ class VTensorPolicy(Policy):
         retain = options.retain_bytes
         self._retain_units = (limit_bytes // 20 if retain is None else retain) // kv.unit_bytes
         self._placed = Placement(kv.arenas, kv.chunk_bytes) if self.placement else None
+        self._plain_retires = self._placed is None and self._keeps_all and not self._parks
         # Most plans map pooled units, or unmap: equal ones are one object.
         alike = kv.arenas, kv.chunk_bytes
         self._creates = EqualPlans(Phase.CREATE, OpKind.MAP, *alike)
@@ -513,7 +558,7 @@ class VTensorPolicy(Policy):
             del self._leaving[: len(ended)]
         plan: Plan | None = None
         unmapped = 0
-        plain = self._placed is None and self._keeps_all and not self._parks
+        plain = self._plain_retires
         for _, vtensor, content in ended:
             mapped, shared = vtensor.mapped, vtensor.shared
             own = mapped - shared
@@ -552,11 +597,8 @@ class VTensorPolicy(Policy):
         leaf = vtensor.leaf
         if units > vtensor.shared:
             leaf = Extent(vtensor.shared, units, vtensor.leaf)
-        surplus = vtensor.mapped - units
-        plan.counts[UNMAP] += surplus * self._arenas
-        self._pool.give(surplus)
-        if self._placed is not None:
-            self._placed.unmap(vtensor.slot, units)
+        if vtensor.mapped > units:
+            self._cut(plan, vtensor.slot, units, vtensor.mapped)
         self._extents.record(leaf)
         self._extents.drop(vtensor.leaf)
         origin = vtensor.origin
@@ -589,10 +631,14 @@ class VTensorPolicy(Policy):
             self._unmap_all(plan, vtensor.slot, vtensor.mapped, freed)
             return
         self._part(vtensor)
-        plan.counts[UNMAP] += freed * self._arenas
-        self._pool.give(freed)
+        self._cut(plan, vtensor.slot, vtensor.mapped - freed, vtensor.mapped)
+
+    def _cut(self, plan: Plan, slot: int, keep: int, mapped: int) -> None:
+        """Unmap a slot down to its first `keep` units, the rest of which nobody else maps."""
+        plan.counts[UNMAP] += (mapped - keep) * self._arenas
+        self._pool.give(mapped - keep)
         if self._placed is not None:
-            self._placed.unmap(vtensor.slot, vtensor.shared)
+            self._placed.unmap(slot, keep)
 
     def _unmap_all(self, plan: Plan, slot: int, units: int, freed: int, due: int = 0) -> None:
         plan.counts[UNMAP] += units * self._arenas
@@ -700,11 +746,13 @@ class VTensorPolicy(Policy):
         parked = self._slots.parked_units * unit_bytes
         return _new(MemoryUsage, (live, slack, prefix, pooled, parked, 0))
 
-    def check_integrity(self) -> None:
-        def demand(invariant: str, seen: object, counted: object) -> None:
-            if seen != counted:
-                raise InvariantError(invariant, f"{seen} found, {counted} counted")
+    @staticmethod
+    def _demand(invariant: str, seen: object, counted: object) -> None:
+        if seen != counted:
+            raise InvariantError(invariant, f"{seen} found, {counted} counted")
 
+    def check_integrity(self) -> None:
+        demand = self._demand
         extents = self._extents
         own = shared = still = slots = 0
         tables: list[tuple[Extent | None, bool]] = []

@@ -28,6 +28,11 @@ MORE_PARAMETERS: dict[str, list[dict[str, object]]] = {
         {"retain": "none", "chunk": 16 << 20},
         {"prefix_cache": False, "retain": "watermark", "retain_bytes": 0},
         {"evict": "cost", "lookahead": 3},
+        {"max_chunk": 64 << 20},
+        {"max_chunk": 32 << 20, "growth": 7, "layout": "kv_split", "retain": "watermark"},
+        {"max_chunk": 8 << 20, "growth": 90, "layout": "per_layer", "tail": "recompute"},
+        {"max_chunk": 64 << 20, "growth": 4, "release": "park", "lookahead": 3, "evict": "lfu"},
+        {"max_chunk": 64 << 20, "growth": 3, "lookahead": "adaptive", "inplace": True},
     ],
     "vattention": [
         {"layout": "kv_split", "slots": 40, "eager_slots": 0, "lookahead": 0},

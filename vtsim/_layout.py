@@ -7,6 +7,7 @@ floor arithmetic on bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import lcm
 
@@ -108,6 +109,41 @@ class KVLayout:
     def tail_bytes(self, tokens: int) -> int:
         """All arenas' bytes of `tokens` behind the last full unit: what a tail copy copies."""
         return (tokens * self.row_bytes % self.chunk_bytes) * self.arenas
+
+    @property
+    def grows(self) -> bool:
+        """Whether chunks have several sizes (`GrowingLayout`). A chunk is then a run of units, and
+        goes by the index of the first in operations and page tables."""
+        return len(self.chunk_sizes) > 1
+
+    @property
+    def chunk_sizes(self) -> tuple[int, ...]:
+        """Bytes of each size that chunks have, ascending."""
+        return (self.chunk_bytes,)
+
+    def chunks(self, units: int) -> int:
+        """Chunks, in each arena, that the first `units` are made of."""
+        return units
+
+    def chunk_start(self, number: int) -> int:
+        """The index, in units, at which chunk `number` of a slot begins, counted from 0."""
+        return number
+
+    def chunk_bytes_at(self, index: int) -> int:
+        """Size of the chunk that begins at `index`; 0 if none does."""
+        return self.chunk_bytes
+
+    def chunk_starts(self, first: int, behind: int) -> Iterable[int]:
+        """Where the chunks that hold the units [first, behind) begin, in order."""
+        return range(first, behind)
+
+    def chunk_end(self, index: int) -> int:
+        """Where the chunk that begins at `index` ends."""
+        return index + 1
+
+    def chunks_by_size(self, first: int, behind: int) -> tuple[int, ...]:
+        """Chunks of each size between two ends of chunks, in units."""
+        return (behind - first,)
 
     def new_units(self, tokens: int, more: int) -> int:
         """Units to add when `tokens` grow by `more`, all of them being exactly mapped."""

@@ -73,7 +73,12 @@ class Plan:
     """
 
     chunk_bytes: int = 0
-    """Size of each handle counted under CREATE and DESTROY."""
+    """Size of each handle counted under CREATE and DESTROY; where they have several, the smallest
+    that there is."""
+    created_bytes: int | None = None
+    """Of all under CREATE, where handles have several sizes; None: they have one, or none is."""
+    destroyed_bytes: int = 0
+    """Of all under DESTROY, if `created_bytes` is not None."""
     allocation_bytes: int = 0
     """Size of each allocation counted under ALLOCATE and DEALLOCATE (equal within a plan)."""
     copied_bytes: int = 0
@@ -124,9 +129,11 @@ class Plan:
     def bytes_taken(self) -> int:
         """Device bytes that executing the plan takes (negative: gives back)."""
         counts = self.counts
-        return (counts[OpKind.CREATE] - counts[OpKind.DESTROY]) * self.chunk_bytes + (
-            counts[OpKind.ALLOCATE] - counts[OpKind.DEALLOCATE]
-        ) * self.allocation_bytes
+        if self.created_bytes is None:
+            taken = (counts[OpKind.CREATE] - counts[OpKind.DESTROY]) * self.chunk_bytes
+        else:
+            taken = self.created_bytes - self.destroyed_bytes
+        return taken + (counts[OpKind.ALLOCATE] - counts[OpKind.DEALLOCATE]) * self.allocation_bytes
 
 
 class EqualPlans(dict[int, Plan]):

@@ -224,6 +224,11 @@ class MemoryTimes(Protocol):
         self, counts: list[int], allocation_bytes: int, copied_bytes: int, swapped_bytes: int
     ) -> Tick: ...
 
+    def larger(self, nbytes: int) -> Tick:
+        """What destroying handles costs beyond `counts`, where these are together `nbytes` larger
+        than as many of the smallest size."""
+        ...
+
     @property
     def random(self) -> bool:
         """True if two equal plans may differ in time (the tail option): no leaps then."""

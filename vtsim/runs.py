@@ -132,7 +132,7 @@ def assemble(replay: Replay, choice: PolicyChoice) -> Parts:
     # Handles under the card's own granularity are vAttention's: only the simulator has its driver.
     patched = not real and kv.chunk_bytes < gpu.granularity_bytes
     info = device_info(gpu, patched_pages=patched)
-    times = VmmTimes(gpu, kv.chunk_bytes, opts.seed if opts.vmm_tail else None)
+    times = VmmTimes(gpu, kv.chunk_bytes, opts.seed if opts.vmm_tail else None, kv.chunk_sizes[-1])
     limits = Limits(
         max_num_seqs=opts.max_num_seqs,
         max_batched_tokens=opts.max_batched_tokens,
@@ -235,7 +235,8 @@ def _hidden_units(executor: CostModel, gpu: GpuSpec, kv: KVLayout) -> int:
     """Units of new memory that the shortest decode step hides, by median costs; at least 1."""
     counts = [0] * KINDS
     counts[OpKind.CREATE] = counts[OpKind.MAP] = kv.arenas
-    each = VmmTimes(gpu, kv.chunk_bytes).counts(counts, 0, 0, 0)
+    times = VmmTimes(gpu, kv.chunk_bytes, max_chunk_bytes=kv.chunk_sizes[-1])
+    each = times.counts(counts, 0, 0, 0)
     return max(1, executor.step(StepShape(1, 1)) // each) if each else 1 << 60
 
 

@@ -17,6 +17,7 @@ from vtsim._gpu import (
     Provenance,
     VmmCosts,
 )
+from vtsim._growing import GrowingLayout
 from vtsim._layout import DEFAULT_CHUNK_BYTES, LAYOUTS, KVLayout, check_chunk_bytes
 from vtsim._model import ARCHITECTURES, KV_DTYPES, Linear, ModelSpec, load_model, models
 from vtsim._profile import parse_gpu
@@ -31,6 +32,7 @@ __all__ = [
     "DecodeKernel",
     "ElementwiseCosts",
     "GpuSpec",
+    "GrowingLayout",
     "HostCosts",
     "KVLayout",
     "Linear",

@@ -58,12 +58,13 @@ class CudaMemory:
         self.moves = Mover(driver, fence)
         self._stride = kv.slot_stride_bytes
         self._chunk_bytes = kv.chunk_bytes
+        self._sizes = kv.chunk_sizes
         self._units = kv.slot_units
         self._reservations: dict[int, Reservation] = {}
         self._handles: dict[int, Handle] = {}
         self._mapped: dict[Place, Mapping] = {}
-        self._ungranted: dict[int, None] = {}
-        """Addresses mapped since `flush`, in order."""
+        self._ungranted: dict[int, int] = {}
+        """Addresses mapped since `flush`, in order, and the bytes at each."""
         self._allocations: dict[int, Allocation] = {}
         table: dict[OpKind, Callable[[Operation], None]] = {
             OpKind.RESERVE: self._reserve,
@@ -94,10 +95,9 @@ class CudaMemory:
     def flush(self) -> None:
         """Grant access to what was mapped since the last time. Raises as `execute` does."""
         if self._ungranted:
-            addresses = list(self._ungranted)
-            self._ungranted.clear()
+            mapped, self._ungranted = self._ungranted, {}
             try:
-                grant(self.driver, addresses, self._chunk_bytes)
+                grant(self.driver, mapped)
             except DeviceOutOfMemory:
                 raise OutOfMemory(self._chunk_bytes) from None
 
@@ -149,6 +149,7 @@ class CudaMemory:
             self.bytes_in_use,
             {arena: found.nbytes for arena, found in self._reservations.items()},
             {chunk: handle.mappings for chunk, handle in self._handles.items()},
+            {chunk: handle.nbytes for chunk, handle in self._handles.items()},
             self.page_table(),
             {number: found.nbytes for number, found in self._allocations.items()},
         )
@@ -211,8 +212,9 @@ class CudaMemory:
             raise broken("driver-create", op, "the chunk is live already")
         if nbytes <= 0 or nbytes % self.info.granularity_bytes:
             raise broken("driver-size", op, "no positive multiple of the granularity")
-        if nbytes != self._chunk_bytes:
-            raise broken("driver-size", op, f"chunks have {self._chunk_bytes} B")
+        if nbytes not in self._sizes:
+            sizes = " or ".join(map(str, self._sizes))
+            raise broken("driver-size", op, f"chunks have {sizes} B")
         self._check_room(nbytes)
         self._handles[op.chunk] = Handle(self.driver, nbytes, op.chunk)
         self.bytes_in_use += nbytes
@@ -224,7 +226,7 @@ class CudaMemory:
         if handle.mappings:
             raise broken("driver-destroy", op, f"the chunk is mapped at {handle.mappings} places")
         if op.nbytes != handle.nbytes:
-            raise broken("driver-size", op, f"chunks have {handle.nbytes} B")
+            raise broken("driver-size", op, f"the chunk has {handle.nbytes} B")
         handle.close()
         del self._handles[op.chunk]
         self.bytes_in_use -= handle.nbytes
@@ -239,13 +241,18 @@ class CudaMemory:
             raise broken("driver-map", op, f"a slot has {self._units} indices")
         if op.nbytes != handle.nbytes:
             raise broken("driver-size", op, "a chunk maps whole or not at all")
+        here = self.kv.chunk_bytes_at(index)
+        if op.nbytes != here:
+            raise broken("driver-size", op, f"a chunk of {here} B belongs there")
+        if index + here // self._chunk_bytes > self._units:
+            raise broken("driver-map", op, f"a slot has {self._units} indices")
         place = (op.arena, slot, index)
         there = self._mapped.get(place)
         if there is not None:
             raise broken("driver-map", op, f"chunk {there.handle.name} is mapped there")
         offset = slot * self._stride + index * self._chunk_bytes
         mapping = self._mapped[place] = Mapping(reservation, offset, handle)
-        self._ungranted[mapping.address] = None
+        self._ungranted[mapping.address] = handle.nbytes
         if self.poison and handle.mappings == 1:
             self.flush()
             self.moves.fill(mapping.address, 0xFF, handle.nbytes)
@@ -312,7 +319,7 @@ class CudaMemory:
         if op.offset < 0 or op.nbytes <= 0 or end > self._stride:
             raise broken("driver-size", op, f"a slot has {self._stride} B")
         chunk_bytes = self._chunk_bytes
-        for index in range(op.offset // chunk_bytes, -(-end // chunk_bytes)):
+        for index in self.kv.chunk_starts(op.offset // chunk_bytes, -(-end // chunk_bytes)):
             mapping = self._mapped.get((op.arena, slot, index))
             if mapping is None:
                 raise broken("driver-access", op, f"slot {slot} has nothing mapped at {index}")

@@ -8,7 +8,6 @@ refuse it. They must not know plans, chunks' names or slots.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from vtsim.backends.cuda.driver import CudaDriver
@@ -91,15 +90,15 @@ class Mapping:
         reservation.mappings -= 1
 
 
-def grant(driver: CudaDriver, addresses: Iterable[int], nbytes: int) -> None:
-    """Let the device read and write mappings of `nbytes` each; neighbours in one call.
+def grant(driver: CudaDriver, mapped: dict[int, int]) -> None:
+    """Let the device read and write mappings (address -> bytes); neighbours in one call.
 
     A call over n handles takes n times as long as over one (FACTS), but the memory thread takes and
     gives up Python's lock once instead of n times, which the launching thread feels.
     """
-    ordered = sorted(addresses)
-    start = end = ordered[0]
-    for address in ordered:
+    ordered = sorted(mapped.items())
+    start = end = ordered[0][0]
+    for address, nbytes in ordered:
         if address != end:
             driver.set_access(start, end - start)
             start = address

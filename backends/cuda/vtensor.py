@@ -19,6 +19,7 @@ from vtsim.backends.cuda.driver import CudaDriver
 from vtsim.backends.cuda.tensors import ArenaTensors, KVShape
 from vtsim.errors import CapacityError, ConfigError, InvariantError
 from vtsim.plan import Operation, OpKind, Phase, Plan
+from vtsim.spec import GrowingLayout
 
 Guard = Literal["ahead", "alias"]
 _GUARD_CHUNK = 1 << 40
@@ -34,7 +35,7 @@ class VTensor:
         """Its row in `pool.tensors`: what kernels call the batch index."""
         self.tokens = 0
         self.units = 0
-        """Mapped, each one chunk in every arena."""
+        """Mapped, in units: chunks of the smallest size in every arena."""
         self.shared = 0
         """The first of them, that belong to the vTensor it was forked from, too."""
         self.guards = 0
@@ -81,7 +82,8 @@ class VTensorPool:
 
     `guard_tokens`: rows behind a vTensor's last token that stay readable and finite (FlashAttention
     3 reads up to the next multiple of 176); `guard` says how: `ahead` maps real memory for them,
-    `alias` maps one shared chunk of zeros. Raises ConfigError where there is no device.
+    `alias` maps one shared chunk of zeros. `max_chunk_bytes`: chunks grow up to it with their
+    position (`GrowingLayout`). Raises ConfigError where there is no device.
     """
 
     def __init__(
@@ -92,6 +94,8 @@ class VTensorPool:
         slots: int = 256,
         layout: str = "token_major",
         chunk_bytes: int = 2 << 20,
+        max_chunk_bytes: int | None = None,
+        growth: int = 1,
         limit_bytes: int | None = None,
         guard_tokens: int = 0,
         guard: Guard = "ahead",
@@ -106,6 +110,13 @@ class VTensorPool:
         self.guard_tokens = guard_tokens
         self.guard = guard
         self.kv = shape.layout(layout, chunk_bytes, max_tokens + guard_tokens)
+        if max_chunk_bytes not in (None, chunk_bytes):
+            if guard == "alias":
+                raise ConfigError(
+                    "guard: 'alias' maps one chunk everywhere, and chunks that grow have several "
+                    "sizes: use 'ahead'"
+                )
+            self.kv = GrowingLayout.of(self.kv, max_chunk_bytes, growth)
         self.backend = CudaBackend(
             None, self.kv, driver=driver, ordinal=ordinal, poison=poison, keep_log=False
         )
@@ -115,7 +126,7 @@ class VTensorPool:
             if limit_bytes is not None:
                 self.backend.check_limit(limit_bytes)
                 self.limit_bytes = limit_bytes
-            self._books = Books(self.kv.arenas, chunk_bytes)
+            self._books = Books(self.kv)
             self._free_slots = list(range(slots - 1, -1, -1))
             self._live: dict[int, VTensor] = {}
             self._parked: OrderedDict[int, tuple[int, int]] = OrderedDict()  # slot: units, guards
@@ -144,7 +155,7 @@ class VTensorPool:
     @property
     def pooled_bytes(self) -> int:
         """Of it, handles that are mapped nowhere."""
-        return len(self._books.pooled) * self.kv.unit_bytes
+        return self._books.pooled_units * self.kv.unit_bytes
 
     @property
     def parked_bytes(self) -> int:
@@ -216,7 +227,7 @@ class VTensorPool:
         more = units - vtensor.units
         guards = self._guards(tokens, units)
         if more:
-            self._make_room(more)
+            self._make_room(vtensor.units, units)
             if vtensor.guards:
                 self.protect(vtensor)  # they are unmapped: kernels may be reading there
             moved = self._guard_operations(OpKind.UNMAP, vtensor, vtensor.units, vtensor.guards)
@@ -244,21 +255,29 @@ class VTensorPool:
             self._books.unmap(vtensor.slot, vtensor.units)
             raise
 
-    def _make_room(self, units: int) -> None:
-        """Have `units` pooled: those that are, new ones up to the limit, then parked ones, oldest
-        first."""
-        books = self._books
-        spare = max(0, self.limit_bytes // self.kv.unit_bytes - books.created)
+    def _make_room(self, first: int, behind: int) -> None:
+        """Have the chunks at the units [first, behind) of a slot pooled: those that are, new ones
+        up to the limit, then parked ones, oldest first. Free ones of other sizes are given back
+        where the limit leaves no room beside them."""
+        books, unit = self._books, self.kv.unit_bytes
+        spare = max(0, self.limit_bytes // unit - books.created)
         parked = sum(held for held, _ in self._parked.values())
-        missing = units - len(books.pooled) - spare - parked
+        missing = behind - first - books.pooled_units - spare - parked
         if missing > 0:
-            raise CapacityError(f"{missing * self.kv.unit_bytes} B short of the pool's limit")
-        new = min(spare, units - len(books.pooled))
-        if new > 0:
-            self._execute(Phase.EXTEND, books.create(new))
-            books.add(new)
-        while units > len(books.pooled):
+            raise CapacityError(f"{missing * unit} B short of the pool's limit")
+        while True:
+            lacking = books.missing(first, behind)
+            new = sum(number << size for size, number in enumerate(lacking))
+            others = books.pooled_units - (behind - first - new)
+            if new <= spare + others:
+                break
             self._unpark()
+        if new > spare:
+            keep = list(self.kv.chunks_by_size(first, behind))
+            self._execute(Phase.EXTEND, books.destroy(new - spare, keep))
+        if new:
+            self._execute(Phase.EXTEND, books.create(lacking))
+            books.add()
 
     # -- guards -----------------------------------------------------------------------------------
 
@@ -370,9 +389,10 @@ class VTensorPool:
         unit = self.kv.unit_bytes
         while self._parked and self.pooled_bytes + self.parked_bytes > keep_bytes:
             self._unpark()
-        units = max(0, -(-(self.pooled_bytes - keep_bytes) // unit))
+        pooled = self.pooled_bytes
+        units = max(0, -(-(pooled - keep_bytes) // unit))
         self._execute(Phase.LIMIT, self._books.destroy(units))
-        return units * unit
+        return pooled - self.pooled_bytes
 
     def set_limit(self, limit_bytes: int) -> None:
         """A new limit, met at once. CapacityError, with nothing changed, if live vTensors alone
@@ -403,9 +423,15 @@ class VTensorPool:
         if not operations:
             return
         plan = Plan(phase, chunk_bytes=self.kv.chunk_bytes, operations=tuple(operations))
+        if self.kv.grows:
+            plan.created_bytes = 0
         for operation in operations:
             plan.counts[operation.kind] += 1
-            if operation.kind is OpKind.COPY:
+            if plan.created_bytes is not None and operation.kind is OpKind.CREATE:
+                plan.created_bytes += operation.nbytes
+            elif operation.kind is OpKind.DESTROY:
+                plan.destroyed_bytes += operation.nbytes
+            elif operation.kind is OpKind.COPY:
                 plan.copied_bytes += operation.nbytes
             elif operation.kind in (OpKind.SWAP_OUT, OpKind.SWAP_IN):
                 plan.swapped_bytes += operation.nbytes

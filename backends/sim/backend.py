@@ -21,7 +21,6 @@ from vtsim.spec import GpuSpec, KVLayout
 # Plain ints: counting runs once a plan, and looking up an enum's members is half its time.
 _RESERVE, _FREE = int(OpKind.RESERVE), int(OpKind.FREE)
 _CREATE, _DESTROY = int(OpKind.CREATE), int(OpKind.DESTROY)
-_ALLOCATE, _DEALLOCATE = int(OpKind.ALLOCATE), int(OpKind.DEALLOCATE)
 
 
 def device_info(gpu: GpuSpec, *, patched_pages: bool = False) -> DeviceInfo:
@@ -70,7 +69,9 @@ class SimBackend:
         self._next_ticket = 0
         self._done: dict[int, Receipt] = {}
         self._closed = False
-        self._counts_only = not placement and fail_at is None
+        self._counted = not placement and fail_at is None
+        # Where chunks have several sizes, counts do not tell the bytes: their plans do.
+        self._counts_only = self._counted and not kv.grows
 
     @property
     def placement(self) -> bool:
@@ -110,6 +111,8 @@ class SimBackend:
     def execute(self, plan: Plan, step: int) -> Receipt:
         """`submit` and `settle` in one; in a plain run, no more than counting bytes."""
         if not self._counts_only:
+            if self._counted:
+                return _DONE if plan.shared else self._count(plan, 0, -1)
             return self.settle(self.submit(plan, step))
         if plan.shared:
             return _DONE
@@ -161,7 +164,7 @@ class SimBackend:
         if self._closed:
             return
         self._closed = True
-        self._counts_only = False
+        self._counts_only = self._counted = False
         if self._driver is not None:
             self._driver.check_empty()
         elif self._in_use or self._arenas_reserved:
@@ -174,9 +177,7 @@ class SimBackend:
         if fails >= 0:
             return injected(plan, fails)
         counts = plan.counts
-        in_use = self._in_use + (counts[_CREATE] - counts[_DESTROY]) * plan.chunk_bytes
-        if plan.allocation_bytes:
-            in_use += (counts[_ALLOCATE] - counts[_DEALLOCATE]) * plan.allocation_bytes
+        in_use = self._in_use + plan.bytes_taken
         if in_use > self._available and in_use > self._in_use:
             return Receipt(False, short_bytes=in_use - self._available)
         if in_use < 0:

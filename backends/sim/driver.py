@@ -5,7 +5,7 @@ It executes one operation at a time and knows nothing of plans. Every broken rul
 
 | invariant | rule |
 |---|---|
-| driver-size | sizes and offsets are positive and whole multiples of what they are cut from |
+| driver-size | sizes are positive, whole multiples of what they are cut from, and the layout's |
 | driver-reserve | an arena is reserved once, and freed whole with nothing mapped in it |
 | driver-addresses | reservations fit the device's addresses |
 | driver-create | a live chunk is not created again |
@@ -39,8 +39,11 @@ class SimDriver:
         """What may be in use; lowering it below what is in use makes further calls fail."""
         self.bytes_in_use = 0
         self._reserved: dict[int, int] = {}
+        self._sizes = kv.chunk_sizes
         self._chunks: dict[int, int] = {}
         """Live chunk -> places where it is mapped."""
+        self._nbytes: dict[int, int] = {}
+        """Live chunk -> its size."""
         self._mapped: dict[Place, int] = {}
         self._mapped_in: dict[int, int] = {}
         """Arena -> mappings in it."""
@@ -81,6 +84,7 @@ class SimDriver:
             self.bytes_in_use,
             dict(self._reserved),
             dict(self._chunks),
+            dict(self._nbytes),
             dict(self._mapped),
             dict(self._allocations),
         )
@@ -132,10 +136,11 @@ class SimDriver:
             raise broken("driver-create", op, "the chunk is live already")
         if op.nbytes <= 0 or op.nbytes % self.info.granularity_bytes:
             raise broken("driver-size", op, "no positive multiple of the granularity")
-        if op.nbytes != self.kv.chunk_bytes:
-            raise broken("driver-size", op, f"chunks have {self.kv.chunk_bytes} B")
+        if op.nbytes not in self._sizes:
+            raise broken("driver-size", op, f"chunks have {_or(self._sizes)} B")
         self._take(op.nbytes)
         self._chunks[op.chunk] = 0
+        self._nbytes[op.chunk] = op.nbytes
 
     def _destroy(self, op: Operation) -> None:
         places = self._chunks.get(op.chunk)
@@ -143,9 +148,9 @@ class SimDriver:
             raise broken("driver-destroy", op, "no such chunk")
         if places:
             raise broken("driver-destroy", op, f"the chunk is mapped at {places} places")
-        if op.nbytes != self.kv.chunk_bytes:
-            raise broken("driver-size", op, f"chunks have {self.kv.chunk_bytes} B")
-        del self._chunks[op.chunk]
+        if op.nbytes != self._nbytes[op.chunk]:
+            raise broken("driver-size", op, f"the chunk has {self._nbytes[op.chunk]} B")
+        del self._chunks[op.chunk], self._nbytes[op.chunk]
         self.bytes_in_use -= op.nbytes
 
     def _map(self, op: Operation) -> None:
@@ -154,8 +159,13 @@ class SimDriver:
         self._check_place("driver-map", op, op.slot)
         if not 0 <= op.index < self.kv.slot_units:
             raise broken("driver-map", op, f"a slot has {self.kv.slot_units} indices")
-        if op.nbytes != self.kv.chunk_bytes:
+        if op.nbytes != self._nbytes[op.chunk]:
             raise broken("driver-size", op, "a chunk maps whole or not at all")
+        here = self.kv.chunk_bytes_at(op.index)
+        if op.nbytes != here:
+            raise broken("driver-size", op, f"a chunk of {here} B belongs there")
+        if op.index + here // self.kv.chunk_bytes > self.kv.slot_units:
+            raise broken("driver-map", op, f"a slot has {self.kv.slot_units} indices")
         place = (op.arena, op.slot, op.index)
         if place in self._mapped:
             raise broken("driver-map", op, f"chunk {self._mapped[place]} is mapped there")
@@ -169,7 +179,7 @@ class SimDriver:
         if there is None or there != op.chunk:
             what = "nothing" if there is None else f"chunk {there}"
             raise broken("driver-unmap", op, f"{what} is mapped there")
-        if op.nbytes != self.kv.chunk_bytes:
+        if op.nbytes != self._nbytes[op.chunk]:
             raise broken("driver-size", op, "a mapping is undone whole")
         del self._mapped[place]
         self._chunks[op.chunk] -= 1
@@ -202,7 +212,7 @@ class SimDriver:
         if op.offset < 0 or op.nbytes <= 0 or end > self.kv.slot_stride_bytes:
             raise broken("driver-size", op, f"a slot has {self.kv.slot_stride_bytes} B")
         chunk_bytes = self.kv.chunk_bytes
-        for index in range(op.offset // chunk_bytes, -(-end // chunk_bytes)):
+        for index in self.kv.chunk_starts(op.offset // chunk_bytes, -(-end // chunk_bytes)):
             chunk = self._mapped.get((op.arena, slot, index))
             if chunk is None:
                 raise broken("driver-access", op, f"slot {slot} has nothing mapped at {index}")
@@ -232,3 +242,7 @@ class SimDriver:
         if short > 0:
             raise OutOfMemory(short)
         self.bytes_in_use += nbytes
+
+
+def _or(sizes: tuple[int, ...]) -> str:
+    return " or ".join(map(str, sizes))

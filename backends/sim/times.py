@@ -7,6 +7,7 @@ profile's median and 99th percentile; calls without a published 99th percentile 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from math import log
 from random import Random
 
@@ -72,11 +73,25 @@ class VmmTimes:
     """A `MemoryTimes` for one chunk size. `tail` is a seed, or None for medians.
 
     Map counts cuMemMap and cuMemSetAccess. Copies run at the attained copy bandwidth, each byte
-    read and written; swaps at the host link's.
+    read and written; swaps at the host link's. `max_chunk_bytes`: chunks have several sizes, up to
+    that. Create, map and unmap then cost for all what they cost for the dearest size (they cost the
+    same, FACTS); release costs more by the byte, on the line between the smallest and the largest.
     """
 
-    def __init__(self, gpu: GpuSpec, chunk_bytes: int, tail: int | None = None) -> None:
+    def __init__(
+        self, gpu: GpuSpec, chunk_bytes: int, tail: int | None = None, max_chunk_bytes: int = 0
+    ) -> None:
         costs = call_costs(gpu, chunk_bytes)
+        self._larger = (0, 1)
+        if max_chunk_bytes > chunk_bytes:
+            most = call_costs(gpu, max_chunk_bytes)
+            more = most.release.median - costs.release.median
+            self._larger = (max(0, more), max_chunk_bytes - chunk_bytes)
+            dearest = {
+                name: max(getattr(costs, name), getattr(most, name), key=lambda call: call.median)
+                for name in ("create", "map", "set_access", "unmap")
+            }
+            costs = replace(costs, **dearest)
         self.costs = costs
         self._reserve = costs.reserve.median
         self._free = costs.address_free.median
@@ -128,6 +143,12 @@ class VmmTimes:
         if self._random is not None:
             ticks += self._excess(counts, self._random)
         return ticks
+
+    def larger(self, nbytes: int) -> Tick:
+        """Ticks of releasing handles beyond what as many of the smallest size take; `nbytes`: how
+        much larger they are together."""
+        ticks, per_bytes = self._larger
+        return nbytes * ticks // per_bytes
 
     def _excess(self, counts: list[int], random: Random) -> Tick:
         """What the drawn durations add to the medians (often negative)."""

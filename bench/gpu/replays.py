@@ -30,14 +30,22 @@ TRACES: dict[str, dict[str, Any]] = {
     "azure": {"file": "azure.csv", "max_model_len": 16_384, "speed": 4},
     "mooncake": {"file": "mooncake.jsonl", "max_model_len": 131_072, "speed": "0.2"},
 }
-POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "native": ("native", {}),
-    "paged": ("paged", {}),
-} | {
-    f"vtensor {layout} {chunk} MiB": ("vtensor", {"layout": layout, "chunk": chunk * M})
-    for layout in ("token_major", "kv_split", "per_layer")
-    for chunk in (2, 16)
-}
+POLICIES: dict[str, tuple[str, dict[str, Any]]] = (
+    {
+        "native": ("native", {}),
+        "paged": ("paged", {}),
+    }
+    | {
+        f"vtensor {layout} {chunk} MiB": ("vtensor", {"layout": layout, "chunk": chunk * M})
+        for layout in ("token_major", "kv_split", "per_layer")
+        for chunk in (2, 16)
+    }
+    | {
+        f"vtensor {layout} 2 to 64 MiB": ("vtensor", {"layout": layout, "max_chunk": 64 * M, **how})
+        for layout, how in (("token_major", {}), ("kv_split", {}), ("per_layer", {"growth": 4}))
+    }
+)
+GROWING = "vtensor token_major 2 to 64 MiB"
 
 
 def needed_bytes(folder: Path, trace: str) -> int:
@@ -148,8 +156,9 @@ def tasks(folder: Path, only: str, skip: str) -> list[dict[str, Any]]:
                 made.append({"memory": memory, "limit_bytes": limit, "fail_at": None})
                 made[-1] |= {"trace": trace, "policy": policy, "need_bytes": need}
         chunk = 16 if trace == "mooncake" else 2
-        failing = dict(made[-1], policy=f"vtensor token_major {chunk} MiB")
-        made += [dict(failing, fail_at=call) for call in calls_to_fail(folder, failing)]
+        for policy in (f"vtensor token_major {chunk} MiB", GROWING):
+            failing = dict(made[-1], policy=policy, fail_at=None)
+            made += [dict(failing, fail_at=call) for call in calls_to_fail(folder, failing)]
     for task in made:
         fails = "" if task["fail_at"] is None else f" fail {task['fail_at']}"
         task["name"] = f"{task['trace']} {task['policy']} {task['memory']}{fails}"

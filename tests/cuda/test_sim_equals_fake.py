@@ -83,6 +83,16 @@ POLICIES = {
     "token_major, 16 MiB": {"layout": "token_major", "chunk": 16 * M},
     "per_layer, 16 MiB": {"layout": "per_layer", "chunk": 16 * M},
     "parked, watermark": {"release": "park", "retain": "watermark", "retain_bytes": 64 * M},
+    "token_major, growing": {"layout": "token_major", "max_chunk": 64 * M},
+    "kv_split, growing": {"layout": "kv_split", "max_chunk": 64 * M, "growth": 8},
+    "per_layer, growing": {"layout": "per_layer", "max_chunk": 8 * M, "growth": 4},
+    "growing, parked, watermark": {
+        "max_chunk": 16 * M,
+        "growth": 4,
+        "release": "park",
+        "retain": "watermark",
+        "retain_bytes": 512 * M,
+    },
     "retain none, recompute": {"retain": "none", "tail": "recompute", "lookahead": 0},
 }
 
@@ -93,8 +103,8 @@ def test_every_call_table_and_footprint_is_the_simulations(
     api: FakeCuda, name: str, memory: int
 ) -> None:
     policy = name if name in ("native", "paged") else "vtensor"
-    if "per_layer, 16" in name and memory < 4 * G:
-        memory = 4 * G  # one unit is 1 GiB
+    if "per_layer, 16" in name or "per_layer, growing" in name:
+        memory = max(memory, 4 * G)  # one unit is 1 GiB
     settings = {policy: POLICIES[name]}
     simulated, expected = run("sim", api, policy, kv_memory=memory, settings=settings)
     real, got = run("cuda", api, policy, kv_memory=memory, settings=settings)
@@ -104,11 +114,18 @@ def test_every_call_table_and_footprint_is_the_simulations(
     if policy == "vtensor":
         assert real.counts()["map"] > 100 and len(real.hashes) > 50
         assert ("copy" in real.counts()) == (name != "retain none, recompute")
+    if "growing" in name:
+        made = got["details"]["chunks_created_by_bytes"]
+        assert sum(n > 0 for n in made.values()) > 1, made
 
 
+@pytest.mark.parametrize("max_chunk", [None, 64 * M], ids=["2MiB", "growing"])
 @pytest.mark.parametrize("call", [0, 5, 130, 131, 132, 400])
-def test_a_failure_injected_at_a_call_is_the_simulations(api: FakeCuda, call: int) -> None:
+def test_a_failure_injected_at_a_call_is_the_simulations(
+    api: FakeCuda, call: int, max_chunk: int | None
+) -> None:
     options: dict[str, Any] = {"kv_memory": 2 * G, "fail_at": call}
+    options["settings"] = {"vtensor": {"max_chunk": max_chunk}}
     if call == 0:
         for world in ("sim", "cuda"):
             with pytest.raises(CapacityError, match="vtensor cannot be set up"):
@@ -119,6 +136,18 @@ def test_a_failure_injected_at_a_call_is_the_simulations(api: FakeCuda, call: in
     real, got = run("cuda", api, "vtensor", **options)
     assert simulated.first_difference(real) == "" and real.refused == 1
     assert got == expected
+
+
+@pytest.mark.parametrize("layout", ["token_major", "kv_split"])
+def test_swapped_bytes_cross_chunks_of_several_sizes(api: FakeCuda, layout: str) -> None:
+    settings = {"vtensor": {"layout": layout, "max_chunk": 64 * M, "growth": 4}}
+    options: dict[str, Any] = {"kv_memory": G, "preemption": "swap", "settings": settings}
+    simulated, expected = run("sim", api, "vtensor", **options)
+    real, got = run("cuda", api, "vtensor", **options)
+    assert simulated.first_difference(real) == "" and got == expected
+    assert real.counts()["swap_out"] >= 5 and real.counts()["swap_in"] >= 5
+    stepped, _ = run("sim", api, "vtensor", step=True, **options)
+    assert stepped.counts() == real.counts() and stepped.peak_bytes == real.peak_bytes
 
 
 def test_leaping_and_stepping_make_the_same_calls(api: FakeCuda) -> None:

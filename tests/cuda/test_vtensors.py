@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ M = 1 << 20
 SHAPE = KVShape(layers=3, kv_heads=2, head_dim=64, dtype=torch.float32)
 """3,072 B a token, 512 B a row in one arena of per_layer: a 2 MiB chunk holds 682.67 tokens."""
 LAYOUTS = ("token_major", "kv_split", "per_layer")
+GROWING = tuple(f"{layout}, growing" for layout in LAYOUTS)
+"""Chunks of 2, 4, 4, 8, ... MiB."""
 Make = Callable[..., VTensorPool]
 
 
@@ -29,6 +32,9 @@ def make(device: CudaDriver) -> Iterator[Make]:
 
     def pool(**options: Any) -> VTensorPool:
         options = {"max_tokens": 6000, "slots": 6, "poison": True, **options}
+        if options.get("layout") in GROWING:
+            options["layout"] = options["layout"].split(",")[0]
+            options |= {"max_chunk_bytes": 8 * M, "growth": 4}
         pools.append(VTensorPool(SHAPE, driver=device, **options))
         return pools[-1]
 
@@ -62,7 +68,7 @@ def check(vtensor: VTensor, seed: int, start: int = 0, end: int | None = None) -
         assert torch.equal(vtensor.value(layer)[start:end], -values)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS + GROWING)
 class TestBytes:
     def test_what_was_written_stays_as_it_grows(self, make: Make, layout: str) -> None:
         pool = make(layout=layout)
@@ -160,6 +166,10 @@ class TestBytes:
     def test_rows_behind_the_end_are_readable_and_finite(
         self, make: Make, layout: str, guard: str
     ) -> None:
+        if layout in GROWING and guard == "alias":
+            with pytest.raises(ConfigError, match="chunks that grow have several sizes: use 'ahea"):
+                make(layout=layout, guard=guard, guard_tokens=176)
+            return
         pool = make(layout=layout, guard=guard, guard_tokens=176, poison=False)
         vtensor = pool.create(130)
         for tokens in (130, 131, 552, 683, 684, 2000):
@@ -252,10 +262,12 @@ class TestMemory:
 
     def test_a_refused_map_is_taken_back(self) -> None:
         """Page tables can run out, too: the k-th map is refused."""
-        for failing in range(5, 10):
+        for failing, most in product(range(5, 10), (None, 8 * M)):
+            if failing > 7 and most:
+                continue  # fewer calls
             api = FakeCuda(backed=True, refuse={failing: 2})
             driver = CudaDriver(api=api)
-            pool = VTensorPool(SHAPE, 6000, slots=4, driver=driver)
+            pool = VTensorPool(SHAPE, 6000, slots=4, driver=driver, max_chunk_bytes=most, growth=4)
             first = pool.create(100)
             with pytest.raises(CapacityError):
                 first.extend(1400)
@@ -282,6 +294,43 @@ class TestMemory:
         with pytest.raises(CapacityError):
             pool.create(1400)
         check(live, 1)
+
+    def test_free_chunks_of_other_sizes_make_room(self, make: Make) -> None:
+        """Chunks of 2, 4, 4 and 8 MiB hold 682, 2,048, 3,413 and 6,144 tokens."""
+        pool = make(layout="token_major, growing", limit_bytes=20 * M)
+        first = pool.create(3500)
+        assert pool.held_bytes == 18 * M
+        first.release()
+        small = [pool.create(500) for _ in range(2)]
+        write(small[0], 1)
+        write(small[1], 2)
+        assert (pool.held_bytes, pool.pooled_bytes) == (20 * M, 16 * M)
+        third = pool.create(600)  # the 4 MiB that are the fewest that make room go
+        assert (pool.held_bytes, pool.pooled_bytes) == (18 * M, 12 * M)
+        write(third, 3)
+        small[0].extend(1400)  # the other 4 MiB serve where they belong
+        write(small[0], 1, 500)
+        assert (pool.held_bytes, pool.pooled_bytes) == (18 * M, 8 * M)
+        with pytest.raises(CapacityError, match="short of the pool's limit"):
+            pool.create(3500)
+        fourth = pool.create(2000)  # 2 and 4 MiB: 8 have to go
+        write(fourth, 4)
+        for seed, vtensor in enumerate((*small, third, fourth), 1):
+            check(vtensor, seed)
+        assert (pool.held_bytes, pool.pooled_bytes) == (16 * M, 0)
+
+    def test_a_lower_limit_takes_the_fewest_calls_by_size(self) -> None:
+        api = FakeCuda(backed=True)
+        driver = CudaDriver(api=api)
+        pool = VTensorPool(SHAPE, 6000, max_chunk_bytes=8 * M, growth=4, driver=driver)
+        pool.create(6000).release()
+        assert pool.pooled_bytes == 18 * M
+        calls = api.calls.get("cuMemRelease", 0)
+        assert pool.trim(11 * M) == 8 * M and api.calls["cuMemRelease"] == calls + 1
+        assert pool.trim(9 * M) == 2 * M and api.calls["cuMemRelease"] == calls + 2
+        pool.close()
+        driver.close()
+        assert api.leaks() == {}
 
     def test_slots_run_out(self, make: Make) -> None:
         pool = make(slots=2)
@@ -344,6 +393,8 @@ class TestMemory:
             make(layout="block")
         with pytest.raises(ConfigError, match="guard"):
             make(guard="none")
+        with pytest.raises(ConfigError, match="max_chunk_bytes 6291456 must be 2097152 times a po"):
+            make(max_chunk_bytes=6 * M)
         pool = make()
         with pytest.raises(ConfigError, match="fork: 9 of 5 tokens"):
             pool.fork(pool.create(5), 9)

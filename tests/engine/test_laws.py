@@ -31,7 +31,7 @@ def test_what_is_not_memory_s_fault_is_the_same_for_every_policy(
     make_policy: MakePolicy, budget: int
 ) -> None:
     """With plenty of memory, no names for content and free memory work, policies do not differ."""
-    free = ToyTimes(0, 0, 0, 0, 0, 0, 0, 0, 0)
+    free = ToyTimes(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     for seed in range(6 * budget):
         case = random_case(Random(seed))
         bare = replace(
@@ -69,7 +69,7 @@ def test_a_clock_that_ticks_faster_changes_no_decision(
                 "attended_ticks"))),
             ToyTimes(*(factor * getattr(times, name) for name in (
                 "reserve", "free", "create", "destroy", "map", "unmap", "allocate", "deallocate",
-                "copied_byte"))),
+                "copied_byte", "larger_mib"))),
         )  # fmt: skip
         quick = replace(case, executor=executor, times=times)
         one = run_case(quick, make_policy(False)).account()

@@ -16,10 +16,10 @@ from vtsim.testing import Ask, make_trace, random_case
 from vtsim.testing.conformance import check_calls, compare_runs, maker
 
 
-def replayed(lookahead: object, layout: str, requests: int = 64) -> PolicyRun:
+def replayed(lookahead: object, layout: str, requests: int = 64, **more: object) -> PolicyRun:
     """Equal requests at once: without spreading, all extend in the same step."""
     trace = make_trace([Ask(0, 1000, 2200)] * requests)
-    settings: Any = {"vtensor": {"layout": layout, "lookahead": lookahead}}
+    settings: Any = {"vtensor": {"layout": layout, "lookahead": lookahead, **more}}
     return vtsim.replay(trace, ["vtensor"], settings=settings, max_model_len=8192)["vtensor"]
 
 
@@ -31,6 +31,14 @@ def test_it_hides_the_maps_of_equal_requests() -> None:
     assert fixed.recorder.counts == adaptive.recorder.counts, "no more memory work, only earlier"
     slack = [run.summary["memory"]["mean_bytes"]["kv_slack"] for run in (fixed, adaptive)]
     assert slack[1] < 1.02 * slack[0], "and hardly more memory"
+
+
+def test_chunks_that_grow_are_spread_as_well() -> None:
+    how = {"max_chunk": 16 << 20, "growth": 4}
+    fixed, adaptive = (replayed(ahead, "per_layer", **how) for ahead in (1, "adaptive"))
+    assert fixed.recorder.exposed[Phase.EXTEND] > 10**11
+    assert adaptive.recorder.exposed[Phase.EXTEND] == 0
+    assert fixed.recorder.counts == adaptive.recorder.counts
 
 
 def test_where_one_step_hides_all_it_is_the_paper_s_one_step_ahead() -> None:

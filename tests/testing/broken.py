@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from vtsim.memory.radix import tokens_of
+from vtsim.memory.sized import SizedPool
 from vtsim.plan import (
     NOTHING,
     Match,
@@ -28,6 +29,7 @@ from vtsim.policies.native import NativePolicy
 from vtsim.policies.paged import PagedPolicy
 from vtsim.policies.vattention import VAttentionParameters, VAttentionPolicy
 from vtsim.policies.vtensor import VTensorParameters, VTensorPolicy
+from vtsim.policies.vtensor_growth import GrowingVTensorPolicy
 from vtsim.ports import Headroom
 from vtsim.request import Sequence
 
@@ -871,3 +873,99 @@ off("within-the-limit", VTensorPolicy, _over_its_limit)
 off("mapped-reference-count-times", VTensorPolicy, _counted_once_more)
 off("pooled-count", VTensorPolicy, _pooled_twice)
 off("free-or-mapped", VTensorPolicy, _pooled_and_mapped)
+
+
+# -- chunks of several sizes -----------------------------------------------------------------------
+
+GROWING = VTensorParameters(max_chunk=64 << 20, growth=8)
+
+
+@breaks("plan-counts", "plans", GROWING)
+class BytesAsIfOfOneSize(GrowingVTensorPolicy):
+    def _take_chunks(self, plan: Plan, *arguments: Any) -> Any:
+        made = super()._take_chunks(plan, *arguments)
+        plan.created_bytes = None
+        return made
+
+
+@breaks("plan-counts", "plans", GROWING)
+class CountsUnitsForChunks(GrowingVTensorPolicy):
+    def _cut(self, plan: Plan, slot: int, keep: int, mapped: int) -> None:
+        super()._cut(plan, slot, keep, mapped)
+        more = mapped - keep - self.kv.chunks(mapped) + self.kv.chunks(keep)
+        plan.counts[OpKind.UNMAP] += more * self._arenas
+
+    def _unmap_all(self, plan: Plan, slot: int, units: int, freed: int, due: int = 0) -> None:
+        super()._unmap_all(plan, slot, units, freed, due)
+        plan.counts[OpKind.UNMAP] += (units - self.kv.chunks(units)) * self._arenas
+
+
+@breaks("driver-size", parameters=replace(GROWING, growth=2))
+class LargestEverywhere(GrowingVTensorPolicy):
+    def extend(self, *arguments: Any) -> Plan | Shortage:
+        largest = self.kv.chunk_sizes[-1]
+        return changed(super().extend(*arguments), OpKind.MAP, lambda op: {"nbytes": largest})
+
+
+@breaks("headroom-without-eviction", parameters=replace(GROWING, prefix_cache=False))
+class PromisesWhatOtherSizesHold(GrowingVTensorPolicy):
+    """Free units are no free chunks of the sizes that are wanted."""
+
+    def headroom(self, batch: Any, at_most: int) -> Headroom:
+        coming, left, steps = self._growth.coming(at_most), self._pool.available, at_most
+        for crossing in coming:
+            left -= crossing.behind - crossing.first
+            if left < 0:
+                steps = crossing.due
+                break
+        return Headroom(steps, self._bounds[len(coming), len(coming), 1 << 40])
+
+
+@breaks("plan-within-limit", parameters=GROWING)
+class MakesNoRoom(GrowingVTensorPolicy):
+    """Creates beyond the limit while free chunks of other sizes lie idle."""
+
+    class Pool(SizedPool):
+        def take(self, *arguments: Any) -> Any:
+            limit, self.limit = self.limit, 1 << 60
+            taken = super().take(*arguments)
+            self.limit = limit
+            return taken
+
+    def setup(self, *arguments: Any) -> Plan:
+        plan = super().setup(*arguments)
+        self._pool = self.Pool(self._pool.limit, len(self._pool.free))
+        return plan
+
+
+@breaks("last-is-true", parameters=GROWING)
+class ForgetsALargerOne(GrowingVTensorPolicy):
+    """Says of the last step what would be due if all its chunks had the smallest size."""
+
+    def headroom(self, batch: Any, at_most: int) -> Headroom:
+        said = super().headroom(batch, at_most)
+        due = [c for c in self._growth.coming(said.steps) if c.due == said.steps - 1]
+        units = sum(c.behind - c.first for c in due)
+        return said._replace(last=self._bounds[0, units, 0]) if units else said
+
+
+def _free_of_another_size(policy: Any) -> None:
+    free = policy._pool.free
+    if len(free) > 1 and free[0] > 1:
+        free[0] -= 2
+        free[1] += 1
+
+
+def _not_so_many_units_free(policy: Any) -> None:
+    policy._pool.free[0] += 1
+
+
+def _placed_out_of_place(policy: Any) -> None:
+    sizes = policy._sized._sizes
+    unit = next(unit for unit in policy._sized.references)
+    sizes[unit] += 1
+
+
+off("pooled-by-size", GrowingVTensorPolicy, _not_so_many_units_free, GROWING)
+off("pooled-by-size", GrowingVTensorPolicy, _free_of_another_size, GROWING)
+off("size-by-position", GrowingVTensorPolicy, _placed_out_of_place, GROWING)

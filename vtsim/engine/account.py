@@ -11,6 +11,7 @@ from typing import Protocol
 from vtsim.engine.shares import Share
 from vtsim.ports import MemoryBackend
 from vtsim.request import Tick
+from vtsim.spec import KVLayout
 
 
 class SharedBackend(MemoryBackend, Protocol):
@@ -32,7 +33,7 @@ class Account:
     """False: its policy took its memory at set-up, and keeps it."""
     fixed_bytes: int
     """Weights, workspace and context."""
-    token_bytes: int
+    kv: KVLayout
     held: int = 0
     granted: int = 0
     """The limit that its policy was given last."""
@@ -56,8 +57,8 @@ class Account:
             taken -= nbytes
 
     def bytes_of(self, tokens: int) -> int:
-        """Memory of so many tokens of one sequence, in whole units."""
-        return -(-tokens * self.token_bytes // self.unit_bytes) * self.unit_bytes
+        """Memory of so many tokens of one sequence, in whole chunks."""
+        return self.kv.units(tokens) * self.kv.unit_bytes
 
     def kept(self, at: Tick) -> int:
         """What it holds, has not quite given up, or is sure of, at `at`."""

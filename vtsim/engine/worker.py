@@ -8,18 +8,30 @@ that was running meanwhile.
 from __future__ import annotations
 
 from vtsim.metrics.recorder import Recorder
-from vtsim.plan import Phase, Plan
+from vtsim.plan import OpKind, Phase, Plan
 from vtsim.ports import MemoryTimes
 from vtsim.request import Tick
+
+_DESTROY = int(OpKind.DESTROY)
 
 
 class MemoryWorker:
     """Busy until `free_at`; `_spans` are plans that may still run at the next launch."""
 
-    __slots__ = ("_count", "_random", "_recorder", "_shared", "_spans", "free_at", "needed_at")
+    __slots__ = (
+        "_count",
+        "_larger",
+        "_random",
+        "_recorder",
+        "_shared",
+        "_spans",
+        "free_at",
+        "needed_at",
+    )
 
     def __init__(self, times: MemoryTimes, recorder: Recorder) -> None:
         self._count = times.counts
+        self._larger = times.larger
         self._random = times.random
         self._recorder = recorder
         self.free_at: Tick = 0
@@ -36,6 +48,9 @@ class MemoryWorker:
             busy = self._count(
                 plan.counts, plan.allocation_bytes, plan.copied_bytes, plan.swapped_bytes
             )
+            if plan.destroyed_bytes:
+                least = plan.counts[_DESTROY] * plan.chunk_bytes
+                busy += self._larger(plan.destroyed_bytes - least)
             if not self._random:
                 plan.busy = busy
         return busy

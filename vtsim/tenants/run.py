@@ -106,9 +106,7 @@ def _run_one(whole: TenantsReplay, number: int, progress: Progress | None) -> Gp
         )
         set_up(parts, choice, backend, recorder, share.ceiling_bytes)
         unit = parts.kv.unit_bytes
-        account = Account(
-            share, unit, gives, fixed[order], parts.kv.token_bytes, granted=share.ceiling_bytes
-        )
+        account = Account(share, unit, gives, fixed[order], parts.kv, granted=share.ceiling_bytes)
         engines.append(
             TenantEngine(
                 tenant.name,

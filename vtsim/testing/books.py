@@ -144,8 +144,8 @@ def check_tables(
                 f"{name}: chunk {chunk} at {place} was taken while a kernel may read it",
             )
         member.table = table
-        written = member.matched * kv.row_bytes // kv.chunk_bytes
-        for index in range(kv.units(member.tokens)):
+        written = kv.full_units(member.matched)
+        for index in kv.chunk_starts(0, kv.units(member.tokens)):
             for arena in range(kv.arenas):
                 chunk = table.get((arena, index), -1)
                 demand(

@@ -32,6 +32,7 @@ def check_form(what: str, answer: object) -> None:
         len(counts) == KINDS
         and all(type(count) is int and count >= 0 for count in counts)
         and min(answer.chunk_bytes, answer.allocation_bytes) >= 0
+        and min(answer.created_bytes or 0, answer.destroyed_bytes) >= 0
         and min(answer.copied_bytes, answer.swapped_bytes) >= 0
         and not (answer.shared and _moves_bytes(answer))
         and (answer.empty or answer.phase in _PHASES[what])
@@ -52,4 +53,6 @@ def _moves_bytes(plan: Plan) -> bool:
 def said_of(plan: Plan) -> dict[str, object]:
     """What a plan says, but for its operations."""
     names = ("phase", "counts", "chunk_bytes", "allocation_bytes", "copied_bytes", "swapped_bytes")
-    return {name: getattr(plan, name) for name in names} | {"last": plan.last and plan.last.counts}
+    more = ("created_bytes", "destroyed_bytes")
+    said = {name: getattr(plan, name) for name in (*names, *more)}
+    return said | {"last": plan.last and plan.last.counts}

@@ -19,6 +19,7 @@ from sortedcontainers import SortedDict, SortedList
 DERIVED = frozenset(
     {
         *("Growth._wakes", "Growth.changes", "VTensorPolicy._foreseen"),
+        *("Crossings.changes", "GrowingLayout.schedule"),
         *("VTensorPolicy._creates", "VTensorPolicy._extends", "VTensorPolicy._retires"),
         *("VTensorPolicy._bounds", "VAttentionPolicy._bounds", "ElasticPagedPolicy._bounds"),
     }

@@ -134,6 +134,8 @@ class ToyTimes:
     allocate: Tick = 100_000_000
     deallocate: Tick = 100_000_000
     copied_byte: Tick = 1
+    larger_mib: Tick = 1_000_000
+    """Of a MiB more in a handle that is destroyed."""
     random: bool = False
 
     def counts(
@@ -150,3 +152,6 @@ class ToyTimes:
             + counts[OpKind.DEALLOCATE] * self.deallocate
             + (copied_bytes + swapped_bytes) * self.copied_byte
         )
+
+    def larger(self, nbytes: int) -> Tick:
+        return nbytes * self.larger_mib >> 20

@@ -25,8 +25,8 @@ class Written:
 
     def begin(self, member: Member) -> None:
         """A sequence has been created with a match: its full chunks hold what it names."""
-        member.noted = member.matched * self._kv.row_bytes // self._kv.chunk_bytes
-        for index in range(member.noted):
+        member.noted = self._kv.full_units(member.matched)
+        for index in self._kv.chunk_starts(0, member.noted):
             chunk = self._chunk_at(member.slot, index)
             wanted = self._names(member, index)
             demand(
@@ -41,16 +41,18 @@ class Written:
     def grow(self, member: Member) -> None:
         """A sequence has more tokens: it writes behind those that were noted."""
         full = self._kv.full_units(member.tokens)
-        for index in range(member.noted, self._kv.units(member.tokens)):
+        kv = self._kv
+        for index in kv.chunk_starts(member.noted, kv.units(member.tokens)):
             chunk = self._chunk_at(member.slot, index)
             if index < full:
                 self._tokens[chunk] = self._names(member, index)
-                member.noted = index + 1
+                member.noted = index + kv.chunk_bytes_at(index) // kv.chunk_bytes
             else:
                 self._tokens.pop(chunk, None)
 
     def _names(self, member: Member, index: int) -> tuple[Run, ...]:
         """Of the tokens of a full chunk; those that are cut by its ends are left out."""
-        first = -(-index * self._kv.chunk_bytes // self._kv.row_bytes)
-        behind = (index + 1) * self._kv.chunk_bytes // self._kv.row_bytes
+        kv = self._kv
+        first = -(-index * kv.chunk_bytes // kv.row_bytes)
+        behind = (index * kv.chunk_bytes + kv.chunk_bytes_at(index)) // kv.row_bytes
         return clip(join(member.seq.content, member.seq.output_content), first, behind)
