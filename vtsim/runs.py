@@ -181,6 +181,9 @@ def finished(
     details = dict(getattr(parts.policy, "details", dict)())
     if parts.oracle:
         details["oracle"] = parts.oracle
+    if parts.info.granularity_bytes < replay.gpu.granularity_bytes:
+        chunk = format_bytes(parts.kv.chunk_bytes)
+        details["driver"] = f"patched as vAttention's, for chunks of {chunk}"
     if hasattr(backend, "report"):
         details["device"] = backend.report()
     return kind(

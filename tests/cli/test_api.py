@@ -165,6 +165,14 @@ def test_what_is_missing_is_said(trace: Trace) -> None:
         prepare(trace, kv_memory=70 * GIB)
 
 
+def test_chunks_that_no_stock_driver_makes_are_said_to_need_another(trace: Trace) -> None:
+    options: dict[str, Any] = {"max_model_len": 4096}
+    small = {"vtensor": {"chunk": 64 << 10}}
+    run = vtsim.replay(trace, ["vtensor"], settings=small, **options)["vtensor"]
+    assert run.details["driver"] == "patched as vAttention's, for chunks of 64.0 KiB"
+    assert "driver" not in vtsim.replay(trace, ["vtensor"], **options)["vtensor"].details
+
+
 def test_unlimited_memory_takes_nothing_from_the_answer(trace: Trace) -> None:
     """The memory a load needs is the peak of kv_live with no limit: more changes nothing."""
     options: dict[str, Any] = {"max_model_len": 4096}
