@@ -60,6 +60,8 @@ class TraceBuilder:
         self.outputs = array("q")
         self._priorities, self._sessions, self._turns = Column(0), Column(-1), Column(-1)
         self._session_index: dict[str, int] = {}
+        self._by_clock: set[int] = set()
+        """Sessions whose turns are numbered anew in the order of their rows."""
         self._ids: list[object] = []
         """None where a row has none; shorter than the rows where the last have none."""
         self._after: dict[int, tuple[int, ...]] = {}
@@ -184,6 +186,10 @@ class TraceBuilder:
         if turn >= 0:
             self._turns.put(row, turn)
 
+    def turns_by_clock(self, session: str) -> None:
+        """The turns of `session` follow the order in which its rows come, not that of the file."""
+        self._by_clock.add(self._session_index[session])
+
     def set_recorded(self, row: int, recorded: Mapping[str, object]) -> None:
         """What was measured of `row`, where that is known later than the row."""
         self._recorded[row] = recorded
@@ -290,6 +296,11 @@ class TraceBuilder:
         run_rows, run_first, run_count = self._hash_ids.numbered(places.place)
         offsets = np.zeros(rows + 1, dtype=np.int64)
         np.cumsum(np.bincount(run_rows, minlength=rows), out=offsets[1:])
+        session, turn = places.column(self._sessions), places.column(self._turns)
+        if self._by_clock:
+            told = np.flatnonzero(np.isin(session, list(self._by_clock)) & (turn >= 0))
+            in_order = told[np.lexsort((told, session[told]))]
+            turn[in_order] = turn[told[np.lexsort((turn[told], session[told]))]]
         after = {row: places.moved(parents) for row, parents in places.keyed(self._after).items()}
         return Trace(
             name=self.source.name,
@@ -298,8 +309,8 @@ class TraceBuilder:
             prompt_tokens=prompts,
             output_tokens=outputs,
             priority=places.column(self._priorities),
-            session=places.column(self._sessions),
-            turn=places.column(self._turns),
+            session=session,
+            turn=turn,
             run_offsets=offsets,
             run_first=np.array(run_first),
             run_count=np.array(run_count),

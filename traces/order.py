@@ -42,8 +42,9 @@ def in_time_order(
 ) -> Timing:
     """Sorts rows by arrival (in units of `quantum` ticks), stable.
 
-    A row without arrival sorts right behind the latest of those that it waits for. ValueError if
-    no row has an arrival, or 64-bit picoseconds do not hold the span.
+    A row without arrival sorts with the latest of those that it waits for, never before one of
+    them, wherever it stands in the file. ValueError if no row has an arrival, or 64-bit picoseconds
+    do not hold the span.
     """
     waiting: NDArray[np.bool_] | None = None
     if isinstance(arrivals, array):
@@ -58,15 +59,17 @@ def in_time_order(
         base = min(known)
         _check_span((max(known) - base) * quantum)
         listed = [-1 if a is None else a - base for a in arrivals]
-        inherit_keys(listed, after)
         if len(known) < len(listed):
             waiting = np.array([a is None for a in arrivals], dtype=bool)
+        order = rows_in_order(listed, after)
         keys = np.array(listed, dtype=np.int64)
-    order: IntArray | None = None
     moved = 0
-    if bool((keys[1:] < keys[:-1]).any()):
-        moved = int((keys < np.maximum.accumulate(keys)).sum())
-        order = np.argsort(keys, kind="stable")
+    if isinstance(arrivals, array):
+        order = _stable(keys)
+    if order is not None:
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order), dtype=np.int64)
+        moved = int((place < np.maximum.accumulate(place)).sum())
         keys = keys[order]
         waiting = None if waiting is None else waiting[order]
     arrival = keys * quantum
@@ -83,11 +86,37 @@ def _check_span(span: Tick) -> None:
         )
 
 
-def inherit_keys(keys: list[int], after: Mapping[int, tuple[int, ...]]) -> None:
-    """Sets the key of every waiting row to the largest key of the rows that it waits for.
+def rows_in_order(keys: list[int], after: Mapping[int, tuple[int, ...]]) -> IntArray | None:
+    """Rows sorted by key, stable, each behind all that it waits for; None where nothing moves.
 
-    In place. Raises WaitsForItself for a row that does, directly or through others.
+    Sets the key of every waiting row, in place, to the largest key of the rows that it waits for.
+    A row that stands before one of these comes right behind it. Raises WaitsForItself for a row
+    that does, directly or through others.
     """
+    parents_first = _inherit_keys(keys, after)
+    sortable = np.array(keys, dtype=np.int64)
+    if not any(row < max(parents) for row, parents in after.items() if parents):
+        return _stable(sortable)
+    place = list(range(len(keys)))
+    depth = [0] * len(keys)
+    for row in parents_first:
+        for parent in after[row]:
+            if keys[parent] == keys[row] and (place[parent], depth[parent]) >= (
+                place[row],
+                depth[row],
+            ):
+                place[row], depth[row] = place[parent], depth[parent] + 1
+    order = np.lexsort((np.array(depth), np.array(place), sortable))  # which is stable
+    return None if bool((order[1:] > order[:-1]).all()) else order
+
+
+def _stable(keys: IntArray) -> IntArray | None:
+    return None if bool((keys[1:] >= keys[:-1]).all()) else np.argsort(keys, kind="stable")
+
+
+def _inherit_keys(keys: list[int], after: Mapping[int, tuple[int, ...]]) -> list[int]:
+    """Sets the keys of waiting rows; returns these, each behind those that it waits for."""
+    done: list[int] = []
     state: dict[int, int] = {}  # 1: its parents are being worked out, 2: done
     for start in after:
         stack = [start]
@@ -96,8 +125,9 @@ def inherit_keys(keys: list[int], after: Mapping[int, tuple[int, ...]]) -> None:
             if row not in after or state.get(row) == 2:
                 stack.pop()
             elif state.get(row) == 1:
-                keys[row] = max(keys[parent] for parent in after[row])
+                keys[row] = max((keys[parent] for parent in after[row]), default=keys[row])
                 state[row] = 2
+                done.append(row)
                 stack.pop()
             else:
                 state[row] = 1
@@ -106,6 +136,7 @@ def inherit_keys(keys: list[int], after: Mapping[int, tuple[int, ...]]) -> None:
                         raise WaitsForItself(parent)
                     if parent in after and state.get(parent) != 2:
                         stack.append(parent)
+    return done
 
 
 class Column:

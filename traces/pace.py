@@ -16,7 +16,7 @@ from vtsim.errors import ConfigError
 from vtsim.request import NO_ARRIVAL, TICKS_PER_S, Trace
 from vtsim.traces.number import MAX_TICK
 from vtsim.traces.schedule import Schedule
-from vtsim.traces.transform import groups, reorder
+from vtsim.traces.transform import first_arrivals, groups, reorder
 
 MOST_DIGITS = 1000
 """Of a number's exponent: a larger one would only cost memory."""
@@ -91,9 +91,14 @@ def reschedule(trace: Trace, schedule: Schedule) -> Trace:
     """
     group = groups(trace)
     starts, which = np.unique(group, return_inverse=True)
-    old = trace.arrival[starts]
-    arrival = trace.arrival - old[which] + schedule.times(len(starts))[which]
-    arrival[trace.arrival == NO_ARRIVAL] = NO_ARRIVAL
+    inside = trace.arrival - first_arrivals(trace, group)
+    begins = schedule.times(len(starts))[which]
+    waiting = trace.arrival == NO_ARRIVAL
+    inside[waiting] = 0
+    if int(inside.max()) + int(begins.max()) > MAX_TICK:
+        raise ConfigError(f"{schedule}: the trace is longer than 64-bit picoseconds hold")
+    arrival = begins + inside
+    arrival[waiting] = NO_ARRIVAL
     report = dataclasses.replace(trace.report, arrivals_made=str(schedule))
     return reorder(dataclasses.replace(trace, arrival=arrival, report=report))
 

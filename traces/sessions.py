@@ -80,6 +80,7 @@ class Sessions:
     def next_turn(self, session: str, hashed: bool) -> int:
         """The turn of a row of which something else says when it comes and what it holds."""
         state = self._state.setdefault(session, _Session())
+        state.named = True
         known = hashed or self._turns != "unknown"
         self._unknown |= not known
         state.rows += 1
@@ -108,6 +109,8 @@ class Sessions:
             if state.mixed:
                 for turn, (_, row) in enumerate(sorted(state.timed)):
                     builder.set_session(row, session, turn)
+            if state.named and state.last_row is not None:
+                builder.turns_by_clock(session)
         if self._untimed:
             builder.warn(
                 f"{self._untimed} rows state neither timestamp nor delay: they follow their "
@@ -123,7 +126,7 @@ class Sessions:
 class _Session:
     __slots__ = (
         *("arrival", "dropped_arrival", "dropped_wait", "last_row", "line", "mixed", "mode"),
-        *("mode_line", "rows", "timed", "tokens"),
+        *("mode_line", "named", "rows", "timed", "tokens"),
     )
 
     def __init__(self) -> None:
@@ -133,6 +136,8 @@ class _Session:
         """Its rows stand out of time order."""
         self.timed: list[tuple[Tick, int]] = []
         """(arrival, row) of those that are turns."""
+        self.named = False
+        """Rows of it say by names whom they wait for, and may stand before these."""
         self.rows = 0
         self.tokens = 0
         self.last_row: int | None = None

@@ -156,7 +156,7 @@ def arrivals(trace: Trace) -> dict[str, object]:
         "at_start": int((timed == 0).sum()),
         "made": trace.report.arrivals_made,
     }
-    if span > 0:
+    if span > 0 and len(timed) > 1:
         result["rate_per_s"] = (len(timed) - 1) * TICKS_PER_S / span
         gaps = np.diff(timed).astype(np.float64)
         result["interval_cv"] = float(gaps.std() / gaps.mean())

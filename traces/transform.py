@@ -17,7 +17,7 @@ from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import NO_ARRIVAL, TICKS_PER_S, IntArray, Trace
 from vtsim.traces.draw import Draw
 from vtsim.traces.number import MAX_TICK
-from vtsim.traces.order import inherit_keys
+from vtsim.traces.order import rows_in_order
 
 V = TypeVar("V")
 _ENOUGH, _FAR_BELOW = 10, 0.5
@@ -122,6 +122,16 @@ def groups(trace: Trace) -> IntArray:
     return np.array([find(row) for row in range(len(trace))], dtype=np.int64)
 
 
+def first_arrivals(trace: Trace, group: IntArray) -> IntArray:
+    """Of each row, the first arrival in its conversation; `group` is what `groups` says. Where a
+    row stands says nothing: one that waits has no time."""
+    first = np.full(len(trace), MAX_TICK, dtype=np.int64)
+    timed = trace.arrival != NO_ARRIVAL
+    np.minimum.at(first, group[timed], trace.arrival[timed])
+    first[first == MAX_TICK] = 0  # nobody in it has one
+    return first[group]
+
+
 def limit_requests(trace: Trace, limit: int) -> Trace:
     """The first conversations, by arrival, that together have at most `limit` requests.
 
@@ -186,7 +196,7 @@ def window(trace: Trace, start_s: float, end_s: float) -> Trace:
     if math.isfinite(end_s):
         end = min(round(Fraction(repr(float(end_s))) * TICKS_PER_S), MAX_TICK)
     group = groups(trace)
-    starts = trace.arrival[group]
+    starts = first_arrivals(trace, group)
     cut = select(trace, np.flatnonzero((starts >= begin) & (starts < end)), "outside_window")
     firsts = starts[np.unique(group)]
     span = int(firsts.max())
@@ -205,16 +215,9 @@ def window(trace: Trace, start_s: float, end_s: float) -> Trace:
 
 
 def reorder(trace: Trace) -> Trace:
-    """Puts rows in time order again (stable), waiting rows behind the row that precedes them in
-    their conversation."""
-    keys = trace.arrival
-    if trace.after:
-        listed = keys.tolist()
-        inherit_keys(listed, trace.after)
-        keys = np.array(listed, dtype=np.int64)
-    if bool((keys[1:] >= keys[:-1]).all()):
-        return trace
-    return take(trace, np.argsort(keys, kind="stable"))
+    """Puts rows in time order again (stable), waiting rows behind all that they wait for."""
+    order = rows_in_order(trace.arrival.tolist(), trace.after)
+    return trace if order is None else take(trace, order)
 
 
 def overflow(trace: Trace, max_context: int) -> dict[int, str]:

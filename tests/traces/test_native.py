@@ -210,9 +210,10 @@ def test_closed_loop_rows_stand_behind_their_parents(tmp_path: Path) -> None:
     ]
     trace = load(write(tmp_path, json.dumps({**HEAD, "requests": rows})))
     names = [trace.id_of(row) for row in range(4)]
-    assert names == ["c", "b", "a", "late"]
-    assert trace.arrival.tolist() == [NO_ARRIVAL, NO_ARRIVAL, 0, 6 * 10**12]
-    assert trace.after == {0: (1,), 1: (2,)} and trace.wait == {0: 25 * 10**10, 1: 25 * 10**10}
+    assert names == ["a", "b", "c", "late"]
+    assert trace.arrival.tolist() == [0, NO_ARRIVAL, NO_ARRIVAL, 6 * 10**12]
+    assert trace.after == {1: (0,), 2: (1,)} and trace.wait == {1: 25 * 10**10, 2: 25 * 10**10}
+    assert trace.report.rows_moved == 2
 
 
 def test_a_circle_of_waits_is_refused(tmp_path: Path) -> None:
