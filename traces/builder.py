@@ -19,7 +19,7 @@ import numpy as np
 from vtsim.errors import TraceFormatError
 from vtsim.request import IntArray, ReadReport, Tick, Trace
 from vtsim.traces.ids import HashId, HashIds
-from vtsim.traces.number import MAX_TICK, Where, one_line, plain, seconds_text
+from vtsim.traces.number import MAX_TICK, MAX_TOKENS, Where, one_line, plain, seconds_text
 from vtsim.traces.order import Column, Places, WaitsForItself, in_time_order
 
 if TYPE_CHECKING:
@@ -102,6 +102,10 @@ class TraceBuilder:
         strings; with a `scope`, any hashable name, they mean something there only.
         """
         row = len(self.prompts)
+        if prompt > MAX_TOKENS or output > MAX_TOKENS:  # a sum of what a file states
+            which = int(prompt <= MAX_TOKENS)
+            said = f"is larger than {MAX_TOKENS}"
+            raise self.where.error(said, self.report.fields[which], (prompt, output)[which])
         if arrival is not None and not self._earliest <= arrival <= self._latest:
             self._set_reach(arrival)
         self.arrivals.append(arrival)  # type: ignore[arg-type]

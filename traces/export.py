@@ -10,15 +10,20 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vtsim.errors import ConfigError
+import numpy as np
+
+from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import NO_ARRIVAL, Trace
 from vtsim.traces.agentic import MARKS
-from vtsim.traces.mooncake import KNOWN
+from vtsim.traces.mooncake import KNOWN, READER, TEXTS
+from vtsim.traces.number import one_line
 from vtsim.traces.output import bare_name, writing
+from vtsim.traces.registry import detect
+from vtsim.traces.source import Source
 from vtsim.traces.writer import native_text, to_json
 
-_OWN = KNOWN | MARKS
-"""Keys of `extra` that would be read back as times, lengths, or whom a row waits for."""
+_OWN = KNOWN | MARKS | frozenset(TEXTS)
+"""Keys of `extra` that would be read back as times, lengths, texts, or whom a row waits for."""
 
 
 def export(trace: Trace, path: str | Path, target: str = "native") -> list[str]:
@@ -31,7 +36,23 @@ def export(trace: Trace, path: str | Path, target: str = "native") -> list[str]:
     with writing(path) as stream:
         for piece in text(trace):
             stream.write(piece)
-    return lost
+    return [*lost, *_misleading(path, target)]
+
+
+def _misleading(path: str | Path, target: str) -> list[str]:
+    """Says so if keys of `extra` make what was written look like another format."""
+    if target == "native" or not Path(path).is_file():
+        return []
+    source = Source(path)
+    try:
+        found = detect(source).name
+    except TraceFormatError:
+        found = "no known one"
+    finally:
+        source.close()
+    if found == READER.name:
+        return []
+    return [f"its format, which is detected as {found}: read it with --from {READER.name}"]
 
 
 def check_target(target: str | None, path: str | Path) -> str:
@@ -53,15 +74,13 @@ def _aiperf_text(trace: Trace) -> Iterator[str]:
 
 
 def _rows(trace: Trace, ids_of: Callable[[int], list[int]], *, extras: bool) -> Iterator[str]:
-    """One object a line: times in milliseconds, exact. With `extras`, where a row waits for others
-    than the one before it of its session, all rows say by names whom they wait for."""
-    loose = _waits_freely(trace)
+    """One object a line: times in milliseconds, exact. With `extras`, where `timestamp` and `delay`
+    cannot tell whom a row waits for, all rows say by names whom they wait for."""
+    loose = _by_name_only(trace)
     if loose is not None and not extras:
-        raise ConfigError(
-            f"{trace.name}: request {trace.id_of(loose)!r} waits for others than the row before it "
-            "of its session, which only the native and the mooncake format can say"
-        )
+        raise ConfigError(f"{trace.name}: {loose}, which only the native and the mooncake form say")
     names = [] if loose is None else _names(trace)
+    sessions = _session_names(trace)
     arrival = trace.arrival.tolist()
     for row in range(len(trace)):
         item: dict[str, str] = {}
@@ -78,30 +97,53 @@ def _rows(trace: Trace, ids_of: Callable[[int], list[int]], *, extras: bool) -> 
             item["hash_ids"] = json.dumps(ids)
         session = int(trace.session[row])
         if session >= 0:
-            item["session_id"] = json.dumps(trace.session_names[session])
+            item["session_id"] = json.dumps(sessions[session])
         if extras:
-            if trace.priority[row]:
+            if trace.priority[row] > 0:
                 item["priority"] = str(int(trace.priority[row]))
             for key, value in (trace.extra.get(row) or {}).items():
-                if key not in _OWN and key not in item:
+                if _holds(key, value, bool(names)):
                     item[key] = to_json(value)
         yield "{" + ", ".join(f"{json.dumps(k)}: {v}" for k, v in item.items()) + "}\n"
 
 
+def _holds(key: str, value: object, named: bool) -> bool:
+    """True if the Mooncake form has room for this of `extra`."""
+    if key == "request_id":  # a name, and the form's own where rows wait by names
+        return not named and type(value) in (str, int)
+    return key not in _OWN
+
+
 def _whole_ids(trace: Trace) -> Callable[[int], list[int]]:
     """Hash ids that cover whole prompts, as Mooncake's rule asks: where the end of a prompt is
-    unhashed it gets an id that nothing else has."""
+    unhashed, and where a prompt has none in a session that has some, it gets ids that nothing else
+    has."""
     if trace.tail_rule != "prefix_only" or not trace.has_hashes:
         return trace.hash_ids
-    unused = int((trace.run_first + trace.run_count).max())
+    ids = np.zeros(len(trace), dtype=np.int64)
+    of_run = np.repeat(np.arange(len(trace)), np.diff(trace.run_offsets))
+    np.add.at(ids, of_run, trace.run_count)
+    hashed = np.zeros(len(trace.session_names) + 1, dtype=bool)
+    hashed[trace.session[ids > 0]] = True
+    hashed[-1] = False  # the place of no session
+    missing = -(-trace.prompt_tokens // trace.block_size) - ids
+    missing[(ids == 0) & ~hashed[trace.session]] = 0
+    unused = int((trace.run_first + trace.run_count).max()) + np.cumsum(missing) - missing
 
     def ids_of(row: int) -> list[int]:
-        ids = trace.hash_ids(row)
-        if trace.prompt_tokens[row] % trace.block_size and (ids or trace.session[row] >= 0):
-            ids.append(unused + row)
-        return ids
+        first = int(unused[row])
+        return [*trace.hash_ids(row), *range(first, first + int(missing[row]))]
 
     return ids_of
+
+
+def _session_names(trace: Trace) -> tuple[str, ...]:
+    """The sessions' names; one that is empty, which readers refuse, gets another."""
+    taken = set(trace.session_names)
+    unnamed = "(no name)"
+    while unnamed in taken:
+        unnamed += "'"
+    return tuple(name or unnamed for name in trace.session_names)
 
 
 def _milliseconds(ticks: int) -> str:
@@ -118,9 +160,25 @@ def _chained(trace: Trace, row: int) -> bool:
     return not bool((trace.session[parents[0] + 1 : row] == session).any()) and parents[0] < row
 
 
-def _waits_freely(trace: Trace) -> int | None:
-    """A row that waits for others than `delay` can say; None if there is none."""
-    return next((row for row in trace.after if not _chained(trace, row)), None)
+def _by_name_only(trace: Trace) -> str | None:
+    """Why `timestamp` and `delay` cannot tell whom rows wait for; None if they can."""
+    loose = next((row for row in trace.after if not _chained(trace, row)), None)
+    if loose is not None:
+        return (
+            f"request {trace.id_of(loose)!r} waits for others than the row before it of its session"
+        )
+    if not trace.after:
+        return None
+    first: set[int] = set()
+    waits: dict[int, bool] = {}
+    for row, session in enumerate(trace.session.tolist()):
+        if session in first:
+            if waits.setdefault(session, row in trace.after) != (row in trace.after):
+                name = trace.session_names[session]
+                return f"some requests of session {name!r} wait for the one before, others do not"
+        elif session >= 0:
+            first.add(session)
+    return None
 
 
 def _names(trace: Trace) -> list[str]:
@@ -134,11 +192,14 @@ def _names(trace: Trace) -> list[str]:
     return names
 
 
-def _mooncake_losses(trace: Trace) -> list[str]:
+def _shared_losses(trace: Trace) -> list[str]:
     lost = []
-    named = _waits_freely(trace) is not None
+    named = _by_name_only(trace) is not None
     if trace.has_hashes and trace.tail_rule == "prefix_only":
-        lost.append("tail_rule: unhashed ends of prompts got hash ids that nothing else has")
+        lost.append(
+            "tail_rule: unhashed ends of prompts, and unhashed prompts of sessions that have hash "
+            "ids, got hash ids that nothing else has"
+        )
     if trace.has_hashes and trace.block_size != 512:
         lost.append(
             f"block_size {trace.block_size}: not stated in the file; read it with "
@@ -148,6 +209,8 @@ def _mooncake_losses(trace: Trace) -> list[str]:
         lost.append("id: kept as text, in request_id")
     elif trace.ids and not named:
         lost.append("id")
+    if "" in trace.session_names:
+        lost.append("session '': readers refuse an empty name; it is called otherwise")
     if (trace.turn >= 0).any():
         lost.append("turn: only implied by the order of a session's rows")
     if _shares_by_turns(trace):
@@ -161,9 +224,19 @@ def _mooncake_losses(trace: Trace) -> list[str]:
         lost.append("requests without output: readers drop them")
     if trace.source:
         lost.append("source")
-    own = sorted({key for extra in trace.extra.values() for key in extra if key in _OWN})
+    return lost
+
+
+def _mooncake_losses(trace: Trace) -> list[str]:
+    lost = _shared_losses(trace)
+    negative = int((trace.priority < 0).sum())
+    if negative:
+        lost.append(f"priority of {negative} requests: it is below 0")
+    named = _by_name_only(trace) is not None
+    own = {k for extra in trace.extra.values() for k, v in extra.items() if not _holds(k, v, named)}
     if own:
-        lost.append(f"{', '.join(own)} in extra: they mean something else in the format")
+        names = ", ".join(map(one_line, sorted(own)))
+        lost.append(f"{names} in extra: they mean something else in the format")
     return lost
 
 
@@ -174,7 +247,7 @@ def _shares_by_turns(trace: Trace) -> bool:
 
 
 def _aiperf_losses(trace: Trace) -> list[str]:
-    lost = _mooncake_losses(trace)
+    lost = _shared_losses(trace)
     if trace.priority.any():
         lost.append("priority")
     if trace.extra:

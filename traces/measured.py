@@ -188,9 +188,9 @@ class AiperfResultsReader:
 
     def _time(self, where: Where, metrics: dict[str, Any], tag: str) -> float:
         value, unit = self._value(where, metrics, tag)
-        if unit not in self._UNITS:
+        if type(unit) is not str or unit not in self._UNITS:
             raise where.error("is no known unit of time", f"metrics.{tag}.unit", unit)
-        return _seconds(where.ticks(value, f"metrics.{tag}.value", self._UNITS[str(unit)]))
+        return _seconds(where.ticks(value, f"metrics.{tag}.value", self._UNITS[unit]))
 
 
 class VllmBenchReader:

@@ -29,7 +29,7 @@ _PROMPT = ("input_length", "input_tokens")
 _OUTPUT = ("output_length", "output_tokens")
 KNOWN = frozenset((*_STAMP, *_DELAY, *_PROMPT, *_OUTPUT, "hash_ids", "session_id", "priority"))
 _ALIASES = frozenset(("created_time", "input_tokens", "output_tokens"))
-_TEXT = ("text_input", "messages")
+TEXTS = ("text_input", "messages")
 """Counted where no length is stated; never kept."""
 
 
@@ -78,7 +78,7 @@ class MooncakeReader:
             if not row.keys() <= KNOWN:
                 tied = _is_tied(row)
                 extra: dict[str, object] | None = {
-                    k: row[k] for k in row if k not in KNOWN and k not in _TEXT
+                    k: row[k] for k in row if k not in KNOWN and k not in TEXTS
                 }
                 builder.note_unknown(
                     k for k in extra or () if not (k in MARKS or (tied and k == "request_id"))
@@ -90,7 +90,7 @@ class MooncakeReader:
             output = None if aliased else row.get("output_length")
             if type(prompt) is not int or not 0 < prompt < 2**31:
                 value, key = _one(where, row, _PROMPT)
-                texts = [name for name in _TEXT if row.get(name) is not None]
+                texts = [name for name in TEXTS if row.get(name) is not None]
                 if value is None and texts:
                     prompt = _text_tokens(where, rule, row, texts[0])
                 else:

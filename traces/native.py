@@ -67,8 +67,7 @@ class NativeReader:
             if key in header or (key == "requests" and seen):
                 raise where.error("stands twice", key)
             if key != "requests":
-                header[key] = value
-                _check_header(where, key, value)
+                header[key] = _checked(where, key, value)
                 continue
             seen = True
             if not isinstance(value, Iterator):
@@ -101,7 +100,8 @@ def _check_format(where: Where, header: dict[str, Any]) -> None:
         raise where.error(f"is not {FORMAT!r}", "format", header["format"])
 
 
-def _check_header(where: Where, key: str, value: object) -> None:
+def _checked(where: Where, key: str, value: object) -> object:
+    """A value of the head, as it is kept."""
     if key == "version" and (type(value) is not int or value != VERSION):
         said = value if isinstance(value, Decimal) else repr(value)
         raise where.error(f"version {said} is unknown; this vtsim reads version {VERSION}", key)
@@ -109,19 +109,21 @@ def _check_header(where: Where, key: str, value: object) -> None:
         size = where.count(value, key)
         if size > MAX_BLOCK:
             raise where.error(f"is larger than {MAX_BLOCK}", key, value)
+        return size
     if key == "tail_rule" and value not in TAIL_RULES:
         raise where.error(f"is not one of {', '.join(TAIL_RULES)}", key, value)
     if key == "hash_scope" and value not in SCOPES:
         raise where.error(f"is not one of {', '.join(SCOPES)}", key, value)
     if key == "source" and not isinstance(value, dict):
         raise where.error("is not an object", key, value)
+    return value
 
 
 class _Rows:
     """The requests of one document on their way into the builder."""
 
     def __init__(self, source: Source, header: dict[str, Any], options: ReadOptions) -> None:
-        self.block = options.block_size or int(header.get("block_size") or 0)
+        self.block = options.block_size or header.get("block_size") or 0
         self.local = header.get("hash_scope") == "local"
         self.builder = TraceBuilder(
             source,
@@ -182,7 +184,7 @@ class _Rows:
             scope=session if self.local and ids else None,
             session=session,
             turn=turn,
-            priority=_integer(where, row.get("priority", 0), "priority"),
+            priority=where.integer(row.get("priority", 0), "priority"),
             request_id=name,
             recorded=recorded,
             extra=extra,
@@ -231,12 +233,6 @@ def _mapping(where: Where, row: dict[str, Any], key: str) -> dict[str, Any] | No
         return None
     if type(value) is not dict:
         raise where.error("is not an object", key, value)
-    return value
-
-
-def _integer(where: Where, value: object, field: str) -> int:
-    if type(value) is not int or not -(2**31) <= value < 2**31:
-        raise where.error("is not a whole number of 32 bits", field, value)
     return value
 
 

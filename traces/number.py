@@ -194,6 +194,12 @@ class Where:
         except ValueError as error:
             raise self.error(str(error), field, value) from None
 
+    def integer(self, value: object, field: str) -> int:
+        """A whole number of 32 bits, negative ones too."""
+        if type(value) is not int or not -(2**31) <= value < 2**31:
+            raise self.error("is not a whole number of 32 bits", field, value)
+        return value
+
     def ticks(self, value: object, field: str, unit: str, minimum: Tick | None = 0) -> Tick:
         """A time; `minimum` None admits negative ones."""
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
@@ -161,16 +162,8 @@ def repeat(trace: Trace, times: int) -> Trace:
         ),
         run_first=np.tile(trace.run_first, times) + of_run * ids,
         run_count=np.tile(trace.run_count, times),
-        ids=tuple(
-            f"{trace.id_of(row)}#{k}" if k else trace.id_of(row)
-            for k in range(times)
-            for row in range(rows)
-        )
-        if trace.ids
-        else (),
-        session_names=tuple(
-            f"{name}#{k}" if k else name for k in range(times) for name in trace.session_names
-        ),
+        ids=_copied(trace.ids, times),
+        session_names=tuple(map(str, _copied(trace.session_names, times))),
         after={
             k * rows + row: tuple(k * rows + parent for parent in parents)
             for k in range(times)
@@ -183,3 +176,18 @@ def repeat(trace: Trace, times: int) -> Trace:
         files=tiled(dict(trace.files)),  # type: ignore[arg-type]
         report=report,
     )
+
+
+def _copied(names: Sequence[object], times: int) -> tuple[object, ...]:
+    """`names`, then those of each copy: with `#` and its number, and more `#` where somebody has
+    that name already."""
+    copies = list(names)
+    taken = set(copies)
+    for k in range(1, times):
+        for name in names:
+            copy = f"{name}#{k}"
+            while copy in taken:
+                copy += "#"
+            taken.add(copy)
+            copies.append(copy)
+    return tuple(copies)

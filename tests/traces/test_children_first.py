@@ -138,7 +138,8 @@ def graphs(draw: st.DrawFn) -> tuple[list[int], dict[int, tuple[int, ...]]]:
     after: dict[int, tuple[int, ...]] = {}
     for row in range(count):
         before = [other for other in range(count) if ranks[other] < ranks[row]]
-        if before and draw(st.booleans()):
+        waits: bool = draw(st.booleans())
+        if before and waits:
             chosen = draw(st.lists(st.sampled_from(before), min_size=1, max_size=3, unique=True))
             after[row], keys[row] = tuple(chosen), -1
     return keys, after
