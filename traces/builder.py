@@ -231,17 +231,30 @@ class TraceBuilder:
         except ValueError as error:
             raise self.where.error(str(error), field) from None
 
-    def schedule_untimed(self, schedule: Schedule | None, *, else_at_start: bool = False) -> None:
+    def schedule_untimed(
+        self, schedule: Schedule | None, *, else_at_start: bool = False, field: str = "arrival"
+    ) -> None:
         """Gives arrivals to the rows that have none and wait for nobody, in file order.
 
         Without a schedule that is an error, as nothing says when they come, or with
-        `else_at_start` (files that are sent at once by their nature) 0, said in a warning.
+        `else_at_start` (files that are sent at once by their nature) 0, said in a warning. Where
+        other rows state theirs (in `field`), the schedule is left to act on the whole trace.
         """
         untimed = [r for r, a in enumerate(self.arrivals) if a is None and r not in self._after]
         if not untimed:
             return
         assert self.quantum == 1 and isinstance(self.arrivals, list)
-        if schedule is not None:
+        some = len(untimed) + len(self._after) < len(self.arrivals)
+        if some and not else_at_start:
+            self.where.line = self._lines[untimed[0]] or None
+            raise self.where.error("is missing, while other requests state theirs", field)
+        if some:
+            times = [0] * len(untimed)
+            self.warn(
+                f"{len(untimed)} requests state no time and others do: sent at 0 of the file's "
+                "clock"
+            )
+        elif schedule is not None:
             times = schedule.times(len(untimed)).tolist()
             self.report.arrivals_made = str(schedule)
         elif else_at_start:
@@ -256,6 +269,8 @@ class TraceBuilder:
                 path=self.source.path,
             )
         for row, time in zip(untimed, times, strict=True):
+            self.where.line = self._lines[row] or None
+            self._set_reach(time)
             self.arrivals[row] = time
 
     def finish(self) -> Trace:

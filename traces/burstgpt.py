@@ -42,9 +42,9 @@ class BurstGptReader:
         keep_failures = options.flag("keep_failures")
         where = table.where
         extras: dict[tuple[str, ...], dict[str, object]] = {}
-        odd_totals = 0
+        odd_totals = failed = 0
         for row in table.rows():
-            arrival = where.ticks(row[stamp], _STAMP, "s", minimum=None)
+            arrival = where.ticks(row[stamp], _STAMP, "s")
             prompt_tokens = where.count(row[prompt], _PROMPT)
             output_tokens = where.count(row[output], _OUTPUT)
             if total is not None:
@@ -55,6 +55,7 @@ class BurstGptReader:
                 recorded["duration_s"] = float(decimal_of(row[elapsed]))
             if output_tokens == 0 and prompt_tokens > 0 and keep_failures:
                 recorded["failed"] = True
+                failed += 1
             elif builder.drop_if_empty(prompt_tokens, output_tokens):
                 continue
             values = tuple(row[at] for _, at in (*shown, *others))
@@ -72,6 +73,8 @@ class BurstGptReader:
             )
         if odd_totals:
             builder.warn(f"{odd_totals} rows whose {_TOTAL} is not the sum of request and response")
+        if keep_failures and not failed:
+            builder.warn("no request failed: keep_failures does nothing")
         return builder.finish()
 
 

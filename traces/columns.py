@@ -61,7 +61,7 @@ class ColumnReader:
         for row in table.rows():
             stamp: int | None = None
             if arrival is not None:
-                stamp = where.ticks(row[arrival], str(self._arrival), "s", minimum=None)
+                stamp = where.ticks(row[arrival], str(self._arrival), "s")
             prompt_tokens = where.count(row[prompt], self._prompt)
             output_tokens = where.count(row[output], self._output)
             if builder.drop_if_empty(prompt_tokens, output_tokens):

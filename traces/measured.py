@@ -240,7 +240,7 @@ class VllmBenchReader:
         builder.about.update(about)
         for index in range(count):
             self._add(builder, where, lists, lines, index)
-        builder.schedule_untimed(options.schedule)
+        builder.schedule_untimed(options.schedule, field="start_times")
         return builder.finish()
 
     def _add(

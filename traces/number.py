@@ -6,6 +6,7 @@ Times are scaled in decimal arithmetic and rounded once (half to even), below a 
 from __future__ import annotations
 
 import math
+import re
 from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 
 from vtsim.errors import TraceFormatError
@@ -18,6 +19,8 @@ MAX_TICK = 2**63 - 1
 UNITS = {"s": 12, "ms": 9, "us": 6, "ns": 3}
 """Time unit -> power of ten of its ticks."""
 
+_ZONE = re.compile(r"([+-])([0-9]{2})(?::?([0-9]{2}))?")
+_MOST_ZONE = 14 * 60
 _CONTEXT = Context(prec=60, rounding=ROUND_HALF_EVEN)
 _DAYS_BEFORE_MONTH = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _DAYS_IN_MONTH = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -146,11 +149,13 @@ def seconds_since_1970(text: str) -> int:
 def _zone_seconds(text: str) -> int:
     if text in ("", "Z", "z", "UTC"):
         return 0
-    sign = {"+": 1, "-": -1}.get(text[0])
-    digits = text[1:].replace(":", "")
-    if sign is None or not digits.isascii() or not digits.isdigit() or len(digits) not in (2, 4):
+    found = _ZONE.fullmatch(text)
+    if found is None:
         raise ValueError("has an unknown time zone")
-    return sign * (int(digits[:2]) * 60 + int(digits[2:] or 0)) * 60
+    hours, minutes = int(found[2]), int(found[3] or 0)
+    if minutes > 59 or hours * 60 + minutes > _MOST_ZONE:
+        raise ValueError("has a time zone that is none: they lie within 14 hours of UTC")
+    return (-1 if found[1] == "-" else 1) * (hours * 60 + minutes) * 60
 
 
 def seconds_text(ticks: Tick) -> str:

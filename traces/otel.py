@@ -23,6 +23,10 @@ from vtsim.traces.words import OPTIONS, TokenRule
 _CALLS = frozenset(("chat", "text_completion", "generate_content", "completion"))
 _PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _INPUT, _ANSWER = "gen_ai.input.messages", "gen_ai.output.messages"
+_EMPTY = "trace_without_spans"
+_STATUS: dict[object, bool] = {"OK": False, "UNSET": False, "": False, "ERROR": True}
+_STATUS |= {0: False, 1: False, 2: True, "0": False, "1": False, "2": True}
+"""Codes of OpenTelemetry's status, by name and by number; true is a failure."""
 _OUTPUT = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 
 
@@ -40,20 +44,23 @@ class OtelReader:
         rule = TokenRule(options)
         builder = TraceBuilder(source, self.name, fields=(_PROMPT[0], _OUTPUT[0]))
         where = builder.where
+        seen = _Seen()
         for document in documents(source, where):
             if RESOURCES in document:
                 for span in otlp_spans(where, document[RESOURCES]):
-                    _add(builder, where, rule, span, span.get("traceId"), _OTLP)
+                    _add(builder, where, rule, span, span.get("traceId"), _OTLP, seen)
                 continue
             spans = document.get("spans")
             if type(spans) is not list:
                 raise where.error("is not a list" if spans is not None else "is missing", "spans")
+            if not spans:
+                builder.drop(_EMPTY)
             outer = where.prefix
             for index, span in enumerate(spans):
                 where.prefix = f"{outer}spans[{index}]."
                 if type(span) is not dict:
                     raise where.error("is not an object", value=span)
-                _add(builder, where, rule, span, document.get("trace_id"), _PLAIN)
+                _add(builder, where, rule, span, document.get("trace_id"), _PLAIN, seen)
             where.prefix = outer
         rule.tell(builder)
         return builder.finish()
@@ -84,6 +91,7 @@ def _add(
     span: dict[str, Any],
     trace_id: object,
     form: _Form,
+    seen: _Seen,
 ) -> None:
     """Adds or drops the span."""
     said = span.get("attributes") or {}
@@ -94,12 +102,7 @@ def _add(
     if type(operation) is not str or operation not in _CALLS:
         builder.drop("not_a_model_call")
         return
-    status = span.get("status")
-    if type(status) is dict and str(status.get("code")).upper() in (
-        "ERROR",
-        "STATUS_CODE_ERROR",
-        "2",
-    ):
+    if _failed(where, span.get("status")):
         builder.drop("failed")
         return
     start = form.ticks(where, span, form.start)
@@ -123,6 +126,9 @@ def _add(
     if output is None:
         limit = {"gen_ai.request.max_tokens": said.get("gen_ai.request.max_tokens")}
         output = rule.output(where, limit, ("gen_ai.request.max_tokens",))
+    if seen.before(where, (trace_id, span.get(form.span)), (start, prompt, output), form.span):
+        builder.drop("span_twice")
+        return
     if not builder.drop_if_empty(prompt, output):
         names = {"span_id": span.get(form.span), "parent_span_id": span.get(form.parent)}
         extra = {key: name for key, name in names.items() if name not in (None, "")}
@@ -135,6 +141,41 @@ def _add(
             recorded=recorded,
             extra=extra if model is None else {**extra, "model": model},
         )
+
+
+def _failed(where: Where, status: object) -> bool:
+    """Whether the span's status, an object with a code or the code itself, is an error."""
+    code = status
+    if type(status) is dict:
+        code = status.get("code", status.get("status_code"))
+    if code is None:
+        return False
+    if isinstance(code, str):  # "ERROR", "STATUS_CODE_ERROR", "StatusCode.ERROR"
+        code = code.upper().rpartition(".")[2].removeprefix("STATUS_CODE_")
+    if type(code) in (str, int) and code in _STATUS:
+        return _STATUS[code]
+    raise where.error("is no status: OK, UNSET or ERROR", "status", code)
+
+
+class _Seen:
+    """Spans so far: exporters that try again send some twice."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[str, str], tuple[int, ...]] = {}
+
+    def before(
+        self, where: Where, name: tuple[object, object], call: tuple[int, ...], field: str
+    ) -> bool:
+        """True for a span that was there before; TraceFormatError if it was another call then."""
+        trace, span = name
+        if type(span) is not str or not span:
+            return False
+        known = self._calls.setdefault((str(trace), span), call)
+        if known is call:
+            return False
+        if known != call:
+            raise where.error("stands twice in its trace, with other times or lengths", field, span)
+        return True
 
 
 def _usage(where: Where, said: dict[str, Any], names: tuple[str, ...]) -> int | None:

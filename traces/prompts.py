@@ -28,9 +28,11 @@ OUTPUT_KEYS = (
     "max_output_tokens",
 )
 _LIMITS = frozenset(("max_completion_tokens", "max_tokens", "max_output_tokens"))
+NAME_KEYS = ("custom_id", "request_id", "task_id")
 PROMPT_KEYS = (*TEXT_KEYS, "texts", "messages", "input_ids", "payload", "body", "turns", "payloads")
 
 
+_EMPTY = "conversation_without_requests"
 _LENGTHS = ("input_length", "input_tokens", "prompt_tokens")
 
 
@@ -127,20 +129,20 @@ class _Reading:
         self._where = self._builder.where
         self._talks: dict[str, _Talk] = {}
         self._seen: dict[str, int] = {}
-        self._limits = self._timed = self._untimed = self._repeated = 0
+        self._limits = self._repeated = 0
 
     def trace(self) -> Trace:
         where, builder = self._where, self._builder
         for row in json_rows(self._source, where):
             if type(row.get("data")) is list and not set(PROMPT_KEYS) & row.keys():
+                if not row["data"]:
+                    builder.drop(_EMPTY)
                 for index, item in enumerate(row["data"]):
                     if type(item) is not dict:
                         raise where.error("is not an object", f"data[{index}]", item)
                     self._row(item)
             else:
                 self._row(row)
-        if self._timed and self._untimed and not self._options.schedule:
-            builder.warn(f"{self._untimed} requests state no time and are sent at the start")
         builder.schedule_untimed(self._options.schedule, else_at_start=True)
         self._rule.tell(builder)
         if self._limits:
@@ -155,30 +157,43 @@ class _Reading:
         return builder.finish()
 
     def _row(self, row: dict[str, Any]) -> None:
-        where = self._where
-        turns = row.get("turns", row.get("payloads"))
+        where, builder = self._where, self._builder
+        key = "turns" if "turns" in row else "payloads"
+        turns = row.get(key)
         if turns is None:
             self._request(row, self._times(row))
             return
         if type(turns) is not list or not all(type(turn) is dict for turn in turns):
-            raise where.error("is not a list of objects", "turns", turns)
+            raise where.error("is not a list of objects", key, turns)
         name = str(row.get("session_id", f"line {where.line}"))
         if name in self._seen:
             raise where.error("stands twice", "session_id", name)
+        if not turns:
+            builder.drop(_EMPTY)
         whole = "payloads" in row  # request bodies repeat the conversation, turns do not
         history = 0
         talk = _Talk()
+        outer, latest = where.prefix, -1
         for turn, item in enumerate(turns):
-            arrival, after, wait = talk.place(*self._times(item if turn else {**row, **item}))
+            where.prefix = f"{outer}{key}[{turn}]."
+            stamp, delay = self._times(item if turn else {**row, **item})
+            if not turn and delay is not None:
+                raise where.error("needs a turn before it", "delay")
+            if stamp is not None and stamp < latest:
+                raise where.error(
+                    "lies before that of a turn before", "timestamp", item["timestamp"]
+                )
+            latest = latest if stamp is None else stamp
+            arrival, after, wait = talk.place(stamp, delay)
             tokens, names = prompt_tokens(where, item, self._rule, *self._names)
             answer = self._answer(item, turns[turn + 1]) if whole and turns[turn + 1 :] else 0
             self._repeated += answer > 0
             output = answer or self._output(item)
             prompt = tokens if whole else history + tokens
             history = prompt + output
-            if self._builder.drop_if_empty(prompt, output):
+            if builder.drop_if_empty(prompt, output):
                 continue
-            number = self._builder.add(
+            number = builder.add(
                 arrival,
                 prompt,
                 output,
@@ -189,6 +204,7 @@ class _Reading:
                 wait=wait,
             )
             talk.added(number)
+        where.prefix = outer
         self._seen[name] = len(turns)
 
     def _request(self, row: dict[str, Any], times: tuple[Tick | None, Tick | None]) -> None:
@@ -203,11 +219,11 @@ class _Reading:
         arrival, after, wait = talk.place(*times)
         if builder.drop_if_empty(tokens, output):
             return
-        request_id = row.get("custom_id", row.get("request_id", row.get("task_id")))
-        if request_id is not None:
-            request_id = str(request_id)
+        called = next((key for key in NAME_KEYS if row.get(key) is not None), None)
+        request_id = None if called is None else str(row[called])
+        if called is not None and request_id is not None:
             if request_id in self._seen:
-                raise where.error("stands twice", "custom_id", request_id)
+                raise where.error("stands twice", called, request_id)
             self._seen[request_id] = 1
         number = builder.add(
             arrival,
@@ -228,8 +244,6 @@ class _Reading:
         if stamp is not None and delay is not None:
             raise where.error("stands beside delay: a row has one or the other", "timestamp", stamp)
         unit = "s" if "body" in row else "ms"
-        self._timed += stamp is not None
-        self._untimed += stamp is None and delay is None
         return (
             None if stamp is None else where.ticks(stamp, "timestamp", unit),
             None if delay is None else where.ticks(delay, "delay", unit),

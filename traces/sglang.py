@@ -80,6 +80,8 @@ class _Reading:
         where, builder, rule = self.where, self._builder, self._rule
         if type(turns) is not list:
             raise where.error("is not a list of turns", f"conversations[{index}]", turns)
+        if not turns:
+            builder.drop("conversation_without_turns")
         last: int | None = None
         held = 0
         turn = 0

@@ -50,7 +50,9 @@ class WekaReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         basis = options.text("subagent_time", "auto", ("auto", "relative", "absolute"))
+        closed_loop = options.flag("closed_loop")
         builder: TraceBuilder | None = None
+        kept = agents = 0
         names: set[str] = set()
         for part, where, head, requests in _conversations(source):
             block = options.block_size or where.count(head.get("block_size"), "block_size", 1)
@@ -76,12 +78,22 @@ class WekaReader:
                 name = f"{name} ({part})"
             names.add(name)
             conversation = _Conversation(builder, where, name, basis, scope == "local")
-            conversation.read(requests, options.flag("closed_loop"))
+            if requests:
+                kept += 1
+            else:
+                where.prefix = ""
+                builder.drop("conversation_without_requests")
+            conversation.read(requests, closed_loop)
+            agents += conversation.agents
         if builder is None:
             raise TraceFormatError("no conversations", path=source.path)
-        if len(names) > 1:
+        if basis != "auto" and not agents:
+            builder.warn("no conversation has sub-agents: subagent_time does nothing")
+        if closed_loop and not builder.waits:
+            builder.warn("no request waits for another: closed_loop does nothing")
+        if kept > 1:
             builder.warn(
-                f"{len(names)} conversations each begin at 0, as their files say; "
+                f"{kept} conversations each begin at 0, as their files say; "
                 "--rate with --arrival spreads them"
             )
         return builder.finish()
@@ -149,11 +161,15 @@ class _Row:
     values: dict[str, Any]
     agent: str
     spawn: Tick
-    """When its agent was spawned, in the conversation's time."""
+    """When its agent was spawned, as in the file."""
+    base: Tick
+    """The same where every spawn counts from the one around it."""
     t: Tick
     """As in the file."""
     before: list[_Row] = field(default_factory=list)
     """Whom it waits for in a closed loop."""
+    agents: list[_Row] = field(default_factory=list)
+    """The last requests of sub-agents that were spawned since its agent's request before."""
     number: int | None = None
     arrival: Tick = 0
 
@@ -169,23 +185,23 @@ class _Conversation:
         self._local = local
         """Its hash ids mean nothing to other conversations."""
         self._rows: list[_Row] = []
+        self._early = False
+        """Something stands before its agent's spawn, if both count from the same start."""
+        self.agents = 0
 
     def read(self, requests: list[tuple[int, int, Any]], closed_loop: bool) -> None:
-        self._collect(requests, "requests", MAIN, 0, [])
-        agents = [row for row in self._rows if row.agent != MAIN]
-        relative = self._basis == "relative" or (
-            self._basis == "auto" and any(row.t < row.spawn for row in agents)
-        )
-        if agents:
+        self._collect(requests, "requests", MAIN, (0, 0), [])
+        relative = self._basis == "relative" or (self._basis == "auto" and self._early)
+        if self.agents:
             word = (
                 "relative to their spawn" if relative else "counted from the conversation's start"
             )
             said = self._builder.about.setdefault("subagent_time", word)
             if said != word:
                 self._builder.about["subagent_time"] = "differs between files"
-        turns: dict[str, int] = {}
+        turns: dict[str, tuple[int, Tick]] = {}
         for row in self._rows:
-            row.arrival = row.t + (row.spawn if relative else 0)
+            row.arrival = row.t + (row.base if relative else 0)
         if closed_loop:
             self._join()
         for row in self._rows:
@@ -196,10 +212,11 @@ class _Conversation:
         requests: list[tuple[int, int, Any]],
         path: str,
         agent: str,
-        spawn: Tick,
+        spawn: tuple[Tick, Tick],
         before: list[_Row],
     ) -> list[_Row]:
-        """Flattens sub-agents; returns the rows that what follows would wait for."""
+        """Flattens sub-agents; returns the rows that what follows would wait for. `spawn` is when
+        the agent was spawned: as in the file, and with all spawns around it added."""
         where = self._where
         open_agents: list[_Row] = []
         for index, line, values in requests:
@@ -207,6 +224,7 @@ class _Conversation:
             if not isinstance(values, dict):
                 raise where.error("is not an object", value=values)
             t = where.ticks(values.get("t"), "t", "s")
+            self._early |= t < spawn[0]
             if values.get("type") == "subagent" or "requests" in values:
                 inner = values.get("requests")
                 if type(inner) is not list:
@@ -214,16 +232,21 @@ class _Conversation:
                 name = values.get("agent_id")
                 if type(name) is not str:
                     raise where.error("is not a string", "agent_id", name)
+                self.agents += 1
+                if not inner:
+                    self._builder.drop("sub_agent_without_requests")
+                    continue
                 listed = [(i, line, request) for i, request in enumerate(inner)]
-                inside = f"{path}[{index}].requests"
-                open_agents += self._collect(listed, inside, name, t, before)
+                inside, base = f"{path}[{index}].requests", spawn[1] + t
+                open_agents += self._collect(listed, inside, name, (t, base), before)
                 continue
-            row = _Row(line, where.prefix, values, agent, spawn, t, [*before, *open_agents])
+            row = _Row(line, where.prefix, values, agent, *spawn, t, before, open_agents)
             self._rows.append(row)
             before, open_agents = [row], []
-        return [*before, *open_agents] if agent == MAIN else [*before[-1:], *open_agents]
+        return [*before[-1:], *open_agents]
 
-    def _add(self, row: _Row, turns: dict[str, int], closed_loop: bool) -> None:
+    def _add(self, row: _Row, turns: dict[str, tuple[int, Tick]], closed_loop: bool) -> None:
+        """`turns`: how many the agent has had, and when the last one came."""
         where, builder, values = self._where, self._builder, row.values
         where.line, where.prefix = row.line, row.prefix
         prompt, output = where.count(values.get("in"), "in"), where.count(values.get("out"), "out")
@@ -240,8 +263,8 @@ class _Conversation:
         extra = {key: values[key] for key in values if key not in _MAPPED}
         builder.note_unknown(key for key in extra if key not in _USUAL)
         session = self._name if row.agent == MAIN else f"{self._name}/{row.agent}"
-        turn = turns.get(row.agent, 0)
-        turns[row.agent] = turn + 1
+        turn, latest = turns.get(row.agent, (0, 0))
+        turns[row.agent] = turn + 1, max(latest, row.arrival)
         if builder.drop_if_empty(prompt, output):
             return
         parents = tuple(dict.fromkeys(n for p in row.before for n in _kept(p)))
@@ -259,18 +282,21 @@ class _Conversation:
             recorded=recorded,
             extra={"agent_id": row.agent, **extra},
         )
+        if row.arrival < latest:
+            builder.turns_by_clock(session)
 
     def _join(self) -> None:
-        """A main request waits for the sub-agents that had ended when it came; the others stay
-        open for the next one."""
-        still_open: list[_Row] = []
+        """A request waits for the sub-agents of its agent that had ended when it came; the others
+        stay open for the agent's next one."""
+        still_open: dict[str, list[_Row]] = {}
         for row in self._rows:
-            if row.agent != MAIN:
-                continue
-            agents = still_open + [p for p in row.before if p.agent != MAIN]
+            agents = still_open.get(row.agent, []) + row.agents
+            if row.agent == MAIN:  # also for those that no agent between waits for any more
+                agents = [p for left in still_open.values() for p in left] + row.agents
+                still_open.clear()
             ended = [p for p in agents if self._end(p) <= row.arrival]
-            still_open = [p for p in agents if p not in ended]
-            row.before = [p for p in row.before if p.agent == MAIN] + ended
+            still_open[row.agent] = [p for p in agents if p not in ended]
+            row.before = row.before + ended
 
     def _end(self, row: _Row) -> Tick:
         """When the request ended; an unknown duration is taken as 0."""

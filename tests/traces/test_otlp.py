@@ -98,7 +98,7 @@ def test_numbers_may_be_numbers(tmp_path: Path) -> None:
     one = span(0, **CALL)
     one["startTimeUnixNano"] = START
     one["attributes"][1]["value"] = {"intValue": 50}
-    path.write_text(json.dumps(export(one, span(3, **CALL))))
+    path.write_text(json.dumps(export(one, span(3, "b", **CALL))))
     assert load(path).arrival.tolist() == [0, 3 * NS]
 
 
