@@ -53,7 +53,7 @@ def _arrivals(out: Console, facts: dict[str, Any]) -> None:
     table.add_row("requests", f"{facts['requests']:,}")
     table.add_row("span", f"{arrivals['span_s']:,.3f} s")
     if facts["source"].get("time_unit"):
-        table.add_row("times in the file count", facts["source"]["time_unit"])
+        table.add_row("times in the file count", str(facts["source"]["time_unit"]))
     if arrivals["made"]:
         table.add_row("arrivals made", arrivals["made"])
     for key, label, form in (

@@ -218,6 +218,14 @@ class TraceBuilder:
         if message not in self.report.warnings:
             self.report.warnings.append(message)
 
+    def unknown(self, row: Mapping[str, object], known: frozenset[str]) -> dict[str, object]:
+        """What of `row` is not `known`, for `extra`; noted for the one warning."""
+        if row.keys() <= known:
+            return {}
+        found = {key: value for key, value in row.items() if key not in known}
+        self._unknown_keys.update(found)
+        return found
+
     def note_unknown(self, keys: Iterable[str]) -> None:
         """Keys that went to `extra` unread: named in one warning."""
         self._unknown_keys.update(keys)

@@ -16,6 +16,17 @@ from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.rows import json_rows
 from vtsim.traces.source import Source
 
+_SESSION = frozenset(("session_id", "date", "turns"))
+_TURN = frozenset(("turn_id", "llm_calls", "tool_batches"))
+_CALL = frozenset(
+    (
+        *("message_id", "timestamp", "duration_ms", "initiator_type", "model", "result"),
+        *("status_code", "tokens", "message_metadata"),
+    )
+)
+_TOKENS = frozenset(("total", "prompt", "completion", "cached", "cached_pct"))
+"""What the schema defines, kept or not: the rest goes to `extra`."""
+
 
 class CopilotReader:
     """See the module."""
@@ -42,9 +53,10 @@ class CopilotReader:
             for turn, item in _listed(where, session, "turns"):
                 prefix = f"turns[{turn}]."
                 where.prefix = prefix
+                around = builder.unknown(session, _SESSION) | builder.unknown(item, _TURN)
                 for index, call in _listed(where, item, "llm_calls"):
                     where.prefix = f"{prefix}llm_calls[{index}]."
-                    _add(builder, where, name, call)
+                    _add(builder, where, name, call, around)
                     calls += 1
                 where.prefix = ""
             empty += calls == 0
@@ -62,7 +74,14 @@ def _listed(where: Where, row: dict[str, Any], key: str) -> list[tuple[int, dict
     return list(enumerate(items))
 
 
-def _add(builder: TraceBuilder, where: Where, session: str, call: dict[str, Any]) -> None:
+def _add(
+    builder: TraceBuilder,
+    where: Where,
+    session: str,
+    call: dict[str, Any],
+    around: dict[str, object],
+) -> None:
+    """Adds or drops the call. `around`: what its session and turn say that is not known."""
     arrival = where.date_time(call.get("timestamp"), "timestamp")
     if call.get("result") not in (None, "Success"):
         builder.drop("failed")
@@ -82,6 +101,7 @@ def _add(builder: TraceBuilder, where: Where, session: str, call: dict[str, Any]
         return
     kept = ("message_id", "model", "initiator_type")
     extra = {key: call[key] for key in kept if call.get(key) is not None}
+    extra |= around | builder.unknown(call, _CALL) | builder.unknown(tokens, _TOKENS)
     builder.add(arrival, prompt, output, session=session, recorded=recorded, extra=extra)
 
 

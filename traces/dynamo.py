@@ -21,6 +21,22 @@ from vtsim.traces.source import Source
 
 SCHEMA = "dynamo.request.trace.v1"
 _TIMES = {"ttft_ms": "ttft_s", "total_time_ms": "duration_s"}
+_RECORD = frozenset(
+    ("schema", "event_type", "event_time_unix_ms", "event_source", "agent_context", "request")
+)
+_CONTEXT = frozenset(
+    ("session_id", "parent_session_id", "session_final", "agent_headers", "session_type_id")
+)
+_REPLAY = frozenset(("trace_block_size", "input_length", "input_sequence_hashes"))
+_REQUEST = frozenset(
+    (
+        *("request_id", "x_request_id", "model", "input_tokens", "output_tokens", "cached_tokens"),
+        *("request_received_ms", "ttft_ms", "total_time_ms", "avg_itl_ms", "prefill_time_ms"),
+        *("prefill_wait_time_ms", "kv_hit_rate", "kv_transfer_estimated_latency_ms"),
+        *("queue_depth", "worker", "finish_reason", "finish_metadata", "replay"),
+    )
+)
+"""What the schema defines, kept or not: the rest goes to `extra`."""
 _KEPT = ("model", "cached_tokens", "kv_hit_rate")
 
 
@@ -98,6 +114,8 @@ def _add(builder: TraceBuilder, where: Where, row: dict[str, Any], names: set[st
     if builder.drop_if_empty(prompt, output):
         return False
     extra = {key: request[key] for key in _KEPT if request.get(key) is not None}
+    extra |= builder.unknown(row, _RECORD) | builder.unknown(request, _REQUEST)
+    extra |= builder.unknown(replay, _REPLAY) | builder.unknown(context or {}, _CONTEXT)
     builder.add(
         arrival,
         prompt,

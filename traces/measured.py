@@ -7,6 +7,7 @@ and counted. Absent is unknown, never 0. No sharing is known.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -15,9 +16,9 @@ from vtsim.errors import TraceFormatError
 from vtsim.request import TICKS_PER_S, Tick, Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.jsondoc import JsonDocument
-from vtsim.traces.number import Where
+from vtsim.traces.number import Where, one_line
 from vtsim.traces.registry import Head, ReadOptions
-from vtsim.traces.rows import json_rows
+from vtsim.traces.rows import json_rows, request_name
 from vtsim.traces.source import Source
 
 
@@ -58,9 +59,8 @@ class ServingSimBenchReader:
             for (before, low), (behind, high) in zip(stamps, stamps[1:], strict=False):
                 if high < low:
                     raise where.error(f"stands before {before}", behind, row[behind])
-            extra = {key: row[key] for key in row if key not in known}
-            builder.note_unknown(extra)
-            request_id = _name(where, row.get("request_id"), names)
+            extra = builder.unknown(row, known)
+            request_id = request_name(where, row.get("request_id"), names)
             builder.add(
                 arrival,
                 prompt,
@@ -93,23 +93,22 @@ def _seconds(ticks: float) -> float:
     return ticks / TICKS_PER_S
 
 
-def _name(where: Where, name: object, names: set[object]) -> object:
-    if name is None:
-        return None
-    if type(name) not in (int, str):
-        raise where.error("is neither an integer nor a string", "request_id", name)
-    if name in names:
-        raise where.error("stands twice", "request_id", name)
-    names.add(name)
-    return name
-
-
 class AiperfResultsReader:
     """AIPerf's per-request records; metrics carry their unit."""
 
     name = "aiperf-results"
     summary = "AIPerf profile_export.jsonl"
     options: dict[str, str] = {}
+    _KNOWN = frozenset(("metadata", "metrics", "error"))
+    _METADATA = frozenset(
+        (
+            *("session_num", "conversation_id", "turn_index", "benchmark_phase", "was_cancelled"),
+            *("request_start_ns", "request_ack_ns", "request_end_ns", "cancellation_time_ns"),
+            *("worker_id", "record_processor_id", "x_request_id", "x_correlation_id"),
+            *("credit_issued_ns", "agent_depth", "parent_correlation_id", "trace_data"),
+        )
+    )
+    """What AIPerf defines, kept or not: the rest goes to `extra`."""
     _UNITS = {"ns": "ns", "us": "us", "ms": "ms", "s": "s", "sec": "s", "seconds": "s"}
     _TIMES = {
         "time_to_first_token": "ttft_s",
@@ -151,13 +150,14 @@ class AiperfResultsReader:
                 recorded["duration_s"] = _seconds(ticks)
             session = about.get("conversation_id")
             turn = about.get("turn_index")
+            extra = builder.unknown(row, self._KNOWN) | builder.unknown(about, self._METADATA)
             builder.add(
                 start,
                 prompt,
                 output,
                 session=None if session is None else str(session),
                 recorded=recorded,
-                extra={} if turn is None else {"turn_index": turn},
+                extra=extra if turn is None else {"turn_index": turn, **extra},
             )
         return builder.finish()
 
@@ -199,6 +199,18 @@ class VllmBenchReader:
     name = "vllm-bench"
     summary = "vLLM bench result JSON (--save-result --save-detailed)"
     options: dict[str, str] = {}
+    _KNOWN = frozenset(
+        (
+            *("date", "endpoint_type", "backend", "label", "model_id", "tokenizer_id"),
+            *("num_prompts", "request_rate", "burstiness", "max_concurrency", "duration"),
+            *("completed", "failed", "input_lens", "output_lens", "ttfts", "itls", "start_times"),
+            *("errors", "generated_texts", "request_throughput", "request_goodput", "best_of"),
+            *("output_throughput", "rtfx", "ramp_up_strategy", "ramp_up_start_rps"),
+            *("ramp_up_end_rps", "request_goodput:", "input_token_ids"),
+        )
+    )
+    _METRIC = re.compile(r"(total|mean|median|std|max|min|spec_decode|p[0-9.]+)_")
+    """What vLLM defines, by name or, as a measure of the whole run, by how it begins."""
     _LISTS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 
     def detects(self, head: Head) -> bool:
@@ -210,9 +222,12 @@ class VllmBenchReader:
         lists: dict[str, list[Any]] = {}
         lines: dict[str, int] = {}
         about: dict[str, object] = {}
+        others: dict[str, object] = {}
         for key, line, value in JsonDocument(source).members():
             where.line = lines[key] = line
-            if key in self._LISTS and value is not None:
+            if key not in self._KNOWN and not self._METRIC.match(key):
+                others[key] = value
+            elif key in self._LISTS and value is not None:
                 if type(value) is not list:
                     raise where.error("is not a list", key, value)
                 lists[key] = value
@@ -231,6 +246,9 @@ class VllmBenchReader:
                     field=key,
                 )
         count = len(lists["input_lens"])
+        each = {k: v for k, v in others.items() if type(v) is list and len(v) == count}
+        if rest := {key: value for key, value in others.items() if key not in each}:
+            about["others"] = rest
         for key, values in lists.items():
             if len(values) != count and not (key in ("itls", "ttfts", "errors") and not values):
                 where.line = lines[key]
@@ -238,8 +256,15 @@ class VllmBenchReader:
         lengths = "input_lens", "output_lens"
         builder = TraceBuilder(source, self.name, fields=lengths, where=where)
         builder.about.update(about)
+        builder.note_unknown(each)
+        if rest:
+            builder.warn(
+                "keys of the run that this format does not define are kept in source.others: "
+                + ", ".join(sorted(map(one_line, rest)))
+            )
         for index in range(count):
-            self._add(builder, where, lists, lines, index)
+            extra = {key: values[index] for key, values in each.items()}
+            self._add(builder, where, lists, lines, index, extra)
         builder.schedule_untimed(options.schedule, field="start_times")
         return builder.finish()
 
@@ -250,6 +275,7 @@ class VllmBenchReader:
         lists: dict[str, list[Any]],
         lines: dict[str, int],
         index: int,
+        extra: dict[str, object],
     ) -> None:
         def at(key: str) -> Any:
             where.line = lines.get(key)
@@ -276,7 +302,7 @@ class VllmBenchReader:
                 if output > 1:
                     recorded["tpot_s"] = _seconds(rest / (output - 1))
         where.line = lines["input_lens"]
-        builder.add(arrival, prompt, output, recorded=recorded)
+        builder.add(arrival, prompt, output, recorded=recorded, extra=extra)
 
     @staticmethod
     def _gaps(where: Where, gaps: object, field: str) -> Iterator[Tick]:

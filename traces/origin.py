@@ -37,7 +37,8 @@ def with_origin(trace: Trace, options: Mapping[str, object]) -> Trace:
         steps = list(earlier) if isinstance(earlier, list | tuple) else []
         source[RESHAPED] = [*steps, {"options": said, "rows": rows}]
     else:
-        before = source.get(ORIGIN, {}).get("options", {})
+        earlier = source.get(ORIGIN)
+        before = earlier.get("options", {}) if isinstance(earlier, Mapping) else {}
         source[ORIGIN] = {
             "format": report.format,
             "file": trace.name,
@@ -86,7 +87,8 @@ def _step(said: Mapping[str, Any]) -> str:
     text = ""
     rows, options = said.get("rows"), said.get("options")
     if isinstance(rows, Mapping):
-        dropped = rows.get("dropped") or {}
+        dropped = rows.get("dropped")
+        dropped = dropped if isinstance(dropped, Mapping) else {}
         gone = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
         text += f"; {rows.get('read')} rows read, {rows.get('kept')} kept"
         text += f" ({gone})" if gone else ""

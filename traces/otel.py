@@ -23,6 +23,17 @@ from vtsim.traces.words import OPTIONS, TokenRule
 _CALLS = frozenset(("chat", "text_completion", "generate_content", "completion"))
 _PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _INPUT, _ANSWER = "gen_ai.input.messages", "gen_ai.output.messages"
+_SPAN = frozenset(
+    (
+        *("trace_id", "span_id", "parent_span_id", "parent_id", "start_time", "end_time"),
+        *("traceId", "spanId", "parentSpanId", "startTimeUnixNano", "endTimeUnixNano"),
+        *("name", "kind", "attributes", "status", "events", "links", "context", "resource"),
+        *("scope", "flags", "trace_state", "traceState", "instrumentation_scope"),
+        *("droppedAttributesCount", "droppedEventsCount", "droppedLinksCount"),
+    )
+)
+"""What OpenTelemetry defines of a span, kept or not: the rest goes to `extra`, and so do attributes
+outside the GenAI conventions."""
 _EMPTY = "trace_without_spans"
 _STATUS: dict[object, bool] = {"OK": False, "UNSET": False, "": False, "ERROR": True}
 _STATUS |= {0: False, 1: False, 2: True, "0": False, "1": False, "2": True}
@@ -131,7 +142,10 @@ def _add(
         return
     if not builder.drop_if_empty(prompt, output):
         names = {"span_id": span.get(form.span), "parent_span_id": span.get(form.parent)}
-        extra = {key: name for key, name in names.items() if name not in (None, "")}
+        extra: dict[str, object] = {k: v for k, v in names.items() if v not in (None, "")}
+        extra |= builder.unknown(span, _SPAN)
+        own = frozenset(key for key in said if key.startswith("gen_ai."))
+        extra |= builder.unknown(said, own)
         model = said.get("gen_ai.request.model")
         builder.add(
             start,

@@ -32,6 +32,22 @@ NAME_KEYS = ("custom_id", "request_id", "task_id")
 PROMPT_KEYS = (*TEXT_KEYS, "texts", "messages", "input_ids", "payload", "body", "turns", "payloads")
 
 
+_KNOWN = frozenset(
+    (
+        *NAME_KEYS, *PROMPT_KEYS, *OUTPUT_KEYS, "input_length", "input_tokens", "prompt_tokens",
+        "session_id", "timestamp", "delay", "data", "method", "url", "headers", "role", "image",
+        "images", "audio", "audios", "video", "videos", "multi_modal_data", "model", "extra",
+        "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "n", "best_of",
+        "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "stop", "seed",
+        "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty", "suffix",
+        "logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "user", "metadata",
+        "store", "response_format", "reasoning_effort", "reasoning", "modalities", "service_tier",
+        "ignore_eos", "min_tokens", "stop_token_ids", "skip_special_tokens", "instructions",
+        "include_stop_str_in_output", "add_generation_prompt", "chat_template_kwargs",
+        "guided_json", "truncate_prompt_tokens", "extra_body", "nvext", "priority", "cache_salt",
+    )
+)  # fmt: skip
+"""What the formats and OpenAI's interface define, kept or not: the rest goes to `extra`."""
 _EMPTY = "conversation_without_requests"
 _LENGTHS = ("input_length", "input_tokens", "prompt_tokens")
 
@@ -174,6 +190,7 @@ class _Reading:
         history = 0
         talk = _Talk()
         outer, latest = where.prefix, -1
+        around = self._others(row)
         for turn, item in enumerate(turns):
             where.prefix = f"{outer}{key}[{turn}]."
             stamp, delay = self._times(item if turn else {**row, **item})
@@ -202,6 +219,7 @@ class _Reading:
                 turn=turn,
                 after=after,
                 wait=wait,
+                extra=around | self._others(item),
             )
             talk.added(number)
         where.prefix = outer
@@ -235,8 +253,16 @@ class _Reading:
             request_id=request_id,
             after=after,
             wait=wait,
+            extra=self._others(row),
         )
         talk.added(number)
+
+    def _others(self, row: dict[str, Any]) -> dict[str, object]:
+        """What a row and the request in it say that no format of these defines."""
+        found = self._builder.unknown(row, _KNOWN)
+        for inner in (row.get("body"), row.get("payload")):
+            found |= self._builder.unknown(inner, _KNOWN) if type(inner) is dict else {}
+        return found
 
     def _times(self, row: dict[str, Any]) -> tuple[Tick | None, Tick | None]:
         where = self._where

@@ -29,6 +29,18 @@ def json_rows(source: Source, where: Where) -> Iterator[dict[str, Any]]:
         yield from objects(source, where)
 
 
+def request_name(where: Where, name: object, names: set[object]) -> object:
+    """A request's own name, which is not among `names` and then is; None if it has none."""
+    if name is None:
+        return None
+    if type(name) not in (int, str):
+        raise where.error("is neither an integer nor a string", "request_id", name)
+    if name in names:
+        raise where.error("stands twice", "request_id", name)
+    names.add(name)
+    return name
+
+
 def one_object(source: Source) -> bool:
     """True if the file is one JSON object over several lines, not an object a line.
 

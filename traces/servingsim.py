@@ -13,13 +13,15 @@ from vtsim.request import Trace
 from vtsim.traces.builder import TraceBuilder
 from vtsim.traces.number import Where
 from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
-from vtsim.traces.rows import json_rows
+from vtsim.traces.rows import json_rows, request_name
 from vtsim.traces.source import Source
 
 _KNOWN = frozenset(
-    ("request_id", "session_id", "input_toks", "output_toks", "arrival_time_ns", "input_tok_ids")
+    (
+        *("request_id", "session_id", "input_toks", "output_toks", "arrival_time_ns"),
+        *("input_tok_ids", "output_tok_ids"),
+    )
 )
-_DROPPED = frozenset(("output_tok_ids",))
 
 
 class BlockNames:
@@ -73,6 +75,7 @@ class ServingSimReader:
         )
         where = builder.where
         names = BlockNames(block)
+        requests: set[object] = set()
         for row in json_rows(source, where):
             arrival = where.ticks(row.get("arrival_time_ns"), "arrival_time_ns", "ns")
             prompt = where.count(row.get("input_toks"), "input_toks")
@@ -87,8 +90,7 @@ class ServingSimReader:
                 ids = names.of(tokens)
             if builder.drop_if_empty(prompt, output):
                 continue
-            extra = {key: row[key] for key in row if key not in _KNOWN | _DROPPED}
-            builder.note_unknown(extra)
+            extra = builder.unknown(row, _KNOWN)
             session = row.get("session_id")
             builder.add(
                 arrival,
@@ -96,6 +98,7 @@ class ServingSimReader:
                 output,
                 hash_ids=ids,
                 session=None if session is None else str(session),
+                request_id=request_name(where, row.get("request_id"), requests),
                 extra=extra,
             )
         return builder.finish()

@@ -20,6 +20,14 @@ from vtsim.traces.words import OPTIONS, TokenRule
 
 _ANSWERS = frozenset(("gpt", "chatgpt", "bing", "bard", "assistant", "model"))
 _ASKS = frozenset(("human", "user", "system", "tool", "function", "developer"))
+_KNOWN = frozenset(
+    (
+        *("id", "conversation_id", "conversation_hash", "conversations", "conversation", "model"),
+        *("turn", "language", "openai_moderation", "detoxify_moderation", "redacted", "toxic"),
+        *("timestamp", "hashed_ip", "header", "country", "state"),
+    )
+)
+"""What ShareGPT, LMSYS-Chat and WildChat define, kept or not: the rest goes to `extra`."""
 _NAMES = ("id", "conversation_id", "conversation_hash")
 
 
@@ -51,7 +59,8 @@ class ShareGptReader:
             names[name] = names.get(name, 0) + 1
             if names[name] > 1:  # ids that occur twice are two conversations
                 name = f"{name}#{names[name]}"
-            exchanges, alone = self._conversation(builder, where, rule, key, messages, name)
+            extra = builder.unknown(row, _KNOWN)
+            exchanges, alone = self._conversation(builder, where, rule, key, messages, name, extra)
             unasked += alone
             if not exchanges:
                 builder.drop("conversation_without_exchange")
@@ -73,6 +82,7 @@ class ShareGptReader:
         key: str,
         messages: list[Any],
         name: str,
+        extra: dict[str, object],
     ) -> tuple[int, int]:
         """Adds the conversation's requests; returns how many there were, dropped ones included,
         and how many answers follow no question."""
@@ -100,6 +110,7 @@ class ShareGptReader:
                         session=name,
                         turn=turn,
                         after=() if last is None else (last,),
+                        extra=extra,
                     )
                     turn += 1
             elif role.lower() in _ANSWERS:

@@ -29,6 +29,19 @@ MAIN = "main"
 """`extra.agent_id` of requests that no sub-agent made."""
 _RECORDED = {"api_time": "duration_s", "think_time": "think_s", "ttft": "ttft_s"}
 _MAPPED = frozenset(("t", "in", "out", "hash_ids", *_RECORDED))
+_HEAD = frozenset(
+    (
+        *("id", "models", "block_size", "hash_id_scope", "requests", "totals"),
+        *("tool_tokens", "system_tokens"),
+    )
+)
+_AGENT = frozenset(
+    (
+        *("t", "type", "agent_id", "requests", "subagent_type", "status", "models"),
+        *("tool_use_count", "duration_ms", "total_tokens", "tool_tokens", "system_tokens"),
+    )
+)
+"""What the format defines of a conversation and of a sub-agent, kept or not."""
 _USUAL = frozenset(("type", "model", "input_types", "output_types", "stop"))
 
 
@@ -77,7 +90,8 @@ class WekaReader:
             if name in names:
                 name = f"{name} ({part})"
             names.add(name)
-            conversation = _Conversation(builder, where, name, basis, scope == "local")
+            others = builder.unknown(head, _HEAD)
+            conversation = _Conversation(builder, where, name, basis, scope == "local", others)
             if requests:
                 kept += 1
             else:
@@ -170,18 +184,28 @@ class _Row:
     """Whom it waits for in a closed loop."""
     agents: list[_Row] = field(default_factory=list)
     """The last requests of sub-agents that were spawned since its agent's request before."""
+    others: dict[str, object] = field(default_factory=dict)
+    """What the entry of its sub-agent says that is not known."""
     number: int | None = None
     arrival: Tick = 0
 
 
 class _Conversation:
     def __init__(
-        self, builder: TraceBuilder, where: Where, name: str, basis: str, local: bool
+        self,
+        builder: TraceBuilder,
+        where: Where,
+        name: str,
+        basis: str,
+        local: bool,
+        others: dict[str, object],
     ) -> None:
         self._builder = builder
         self._where = where
         self._name = name
         self._basis = basis
+        self._others = others
+        """What its head says that is not known."""
         self._local = local
         """Its hash ids mean nothing to other conversations."""
         self._rows: list[_Row] = []
@@ -190,7 +214,7 @@ class _Conversation:
         self.agents = 0
 
     def read(self, requests: list[tuple[int, int, Any]], closed_loop: bool) -> None:
-        self._collect(requests, "requests", MAIN, (0, 0), [])
+        self._collect(requests, "requests", MAIN, (0, 0), [], self._others)
         relative = self._basis == "relative" or (self._basis == "auto" and self._early)
         if self.agents:
             word = (
@@ -214,6 +238,7 @@ class _Conversation:
         agent: str,
         spawn: tuple[Tick, Tick],
         before: list[_Row],
+        others: dict[str, object],
     ) -> list[_Row]:
         """Flattens sub-agents; returns the rows that what follows would wait for. `spawn` is when
         the agent was spawned: as in the file, and with all spawns around it added."""
@@ -238,9 +263,10 @@ class _Conversation:
                     continue
                 listed = [(i, line, request) for i, request in enumerate(inner)]
                 inside, base = f"{path}[{index}].requests", spawn[1] + t
-                open_agents += self._collect(listed, inside, name, (t, base), before)
+                mine = others | self._builder.unknown(values, _AGENT)
+                open_agents += self._collect(listed, inside, name, (t, base), before, mine)
                 continue
-            row = _Row(line, where.prefix, values, agent, *spawn, t, before, open_agents)
+            row = _Row(line, where.prefix, values, agent, *spawn, t, before, open_agents, others)
             self._rows.append(row)
             before, open_agents = [row], []
         return [*before[-1:], *open_agents]
@@ -261,7 +287,8 @@ class _Conversation:
                 where.ticks(values[key], key, "s")
                 recorded[name] = float(values[key])
         extra = {key: values[key] for key in values if key not in _MAPPED}
-        builder.note_unknown(key for key in extra if key not in _USUAL)
+        builder.note_unknown(key for key in values if key not in _USUAL | _MAPPED)
+        extra |= row.others
         session = self._name if row.agent == MAIN else f"{self._name}/{row.agent}"
         turn, latest = turns.get(row.agent, (0, 0))
         turns[row.agent] = turn + 1, max(latest, row.arrival)
