@@ -162,9 +162,13 @@ def synth(
     options |= {"seconds_per_token": seconds_per_token, "block_size": block_size}
     options |= {"system_prompts": system_prompts, "system_tokens": system_tokens}
     trace = generate(Synth(requests, seed, prompt=prompts, output=outputs, **options))
-    export(trace, out, target)
+    lost = export(trace, out, target)
     if not quiet:
         print(f"wrote {len(trace)} synthetic requests to {out} ({target})", file=sys.stderr)
+        for line in trace.report.warnings:
+            print(f"warning: {line}", file=sys.stderr)
+        for line in lost:
+            print(f"not kept by {target}: {line}", file=sys.stderr)
 
 
 def _say_rows(trace: Trace) -> None:

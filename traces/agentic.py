@@ -58,9 +58,10 @@ class Workflow:
             self._builder.set_after(number, (), wait)
             self._waiting.append((number, self._where.line, names, wait))
 
-    def dropped(self, row: dict[str, Any], arrival: Tick | None) -> None:
-        """`row` is not kept: what waits for it waits for those that it waited for instead."""
-        self._named(row, _Dropped(arrival, self.waits_for(row)))
+    def dropped(self, row: dict[str, Any], arrival: Tick | None, wait: Tick) -> None:
+        """`row` is not kept: what waits for it waits for those that it waited for instead, its
+        wait added where it waits for nothing else."""
+        self._named(row, _Dropped(arrival, self.waits_for(row), wait if arrival is None else 0))
 
     def _named(self, row: dict[str, Any], what: int | _Dropped) -> None:
         name = self.name(row)
@@ -95,6 +96,7 @@ class Workflow:
                     many = "two requests" if name in self._row_of else "no request"
                     raise where.error(f"names {many} of this file", "wait_for", name)
                 edges.add((name, number))
+            wait += self._added_wait(names)
             for name in left:  # which grows
                 found = self._row_of.get(name)
                 if isinstance(found, int):
@@ -104,7 +106,7 @@ class Workflow:
                     left += [other for other in found.names if other not in seen]
                     seen |= set(found.names)
             if parents:
-                builder.set_parents(number, tuple(parents))
+                builder.set_after(number, tuple(parents), wait)
             else:  # all of them were dropped: from when the last would have come
                 builder.set_arrival(number, max(starts, default=0) + wait)
         where.line = None
@@ -119,12 +121,26 @@ class Workflow:
                 "only wait_for is followed"
             )
 
+    def _added_wait(self, names: tuple[str, ...]) -> Tick:
+        """Waits of rows that are dropped, as far as nothing else is waited for."""
+        total, seen = 0, set(names)
+        while names:
+            found = [self._row_of.get(name) for name in names]
+            gone = [each for each in found if isinstance(each, _Dropped)]
+            if len(gone) < len(found):
+                break
+            total += max(each.wait for each in gone)
+            names = tuple({n for each in gone for n in each.names} - seen)
+            seen |= set(names)
+        return total
+
 
 class _Dropped:
     """A row that is not in the trace: when it would have come, or for whom it waited."""
 
-    __slots__ = ("arrival", "names")
+    __slots__ = ("arrival", "names", "wait")
 
-    def __init__(self, arrival: Tick | None, names: tuple[str, ...]) -> None:
+    def __init__(self, arrival: Tick | None, names: tuple[str, ...], wait: Tick) -> None:
         self.arrival = arrival
         self.names = names
+        self.wait = wait

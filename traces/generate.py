@@ -30,6 +30,8 @@ AZURE_LIKE_OUTPUT = Lengths.of("lognormal:median=130,sigma=1,max=1000")
 """Roughly the Azure 2023 conversation trace (median 1,020 and 129, mean 1,155 and 211)."""
 
 _MICROSECOND = 10**6
+_CALLED = {"period_s": "period", "think_s": "think"}
+"""Options that the command line calls otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class Synth:
     turns: float = 1.0
     """Mean turns of a conversation; 1: single requests, no sessions."""
     max_context: int | None = None
-    """A conversation ends before a turn that would exceed it; single requests are cut to it."""
+    """A conversation ends before a turn that would exceed it; a turn that alone would is cut to it,
+    which a warning and `source.cut` count."""
     think_s: float = 30.0
     seconds_per_token: float = 0.05
     system_prompts: int = 0
@@ -94,8 +97,35 @@ class Synth:
         if self.arrival not in (*PROCESSES, "diurnal"):
             known = ", ".join((*PROCESSES, "diurnal"))
             raise ConfigError(f"arrival {self.arrival!r} is not one of {known}")
+        if self.max_context is not None:
+            room = self.max_context - self.system_tokens
+            if self.prompt.least + self.output.least > room:
+                raise ConfigError(
+                    f"max context {self.max_context}: the shortest prompt, {self.prompt.least} "
+                    f"tokens, with the shortest output, {self.output.least}, does not fit"
+                    + (
+                        f" behind a system prompt of {self.system_tokens}"
+                        * (room != self.max_context)
+                    )
+                )
+        self._check_used()
         process = "poisson" if self.arrival == "diurnal" else self.arrival
         Schedule(self.rate, process, self.cv, self.seed)
+
+    def _check_used(self) -> None:
+        """Refuses what the rest leaves without effect."""
+        needs = {
+            "cv": (self.arrival == "gamma", "arrival gamma"),
+            "period_s": (self.arrival == "diurnal", "arrival diurnal"),
+            "depth": (self.arrival == "diurnal", "arrival diurnal"),
+            "think_s": (self.turns > 1, "more than 1 turn"),
+            "seconds_per_token": (self.turns > 1, "more than 1 turn"),
+        }
+        for name, (used, needed) in needs.items():
+            value = getattr(self, name)
+            if not used and value != type(self).__dataclass_fields__[name].default:
+                said = f"{_CALLED.get(name, name)} {value:g} needs {needed}"
+                raise ConfigError(f"{said}: without it it does nothing")
 
     def about(self) -> dict[str, object]:
         """For `source` in the trace."""
@@ -121,8 +151,10 @@ def generate(spec: Synth) -> Trace:
     count = spec.requests
     sizes = draw.geometric(count, spec.turns)
     new, output = spec.prompt.draw(draw, count), spec.output.draw(draw, count)
+    cut = 0
     if spec.max_context is not None:
         room = spec.max_context - spec.system_tokens
+        cut = int((new + output > room).sum())
         output = np.minimum(output, room - 1)
         new = np.minimum(new, room - output)
     starts = _conversations(spec, sizes, new + output)
@@ -145,6 +177,13 @@ def generate(spec: Synth) -> Trace:
     sessions = spec.turns > 1
     none = np.full(count, -1, dtype=np.int64)
     about = spec.about()
+    warnings = []
+    if cut:
+        about["cut"] = cut
+        warnings.append(
+            f"{cut} of {count} requests had more tokens than max_context {spec.max_context} leaves "
+            "room for and were cut: lengths are not those asked for"
+        )
     text = json.dumps(about, sort_keys=True)
     trace = reorder(
         Trace(
@@ -167,6 +206,7 @@ def generate(spec: Synth) -> Trace:
                 rows_read=count,
                 rows_kept=count,
                 format="synth",
+                warnings=warnings,
                 arrivals_made=f"{spec.arrival} at {spec.rate:g}/s, seed {spec.seed}",
             ),
         )

@@ -41,18 +41,26 @@ class Lengths:
             name, equals, number = part.partition("=")
             if not equals or name not in KINDS[kind]:
                 raise ConfigError(f"lengths {text!r}: {kind} takes {', '.join(KINDS[kind])}")
+            if name in values:
+                raise ConfigError(f"lengths {text!r}: {name} is given twice")
             try:
                 values[name] = float(number)
             except ValueError:
                 raise ConfigError(f"lengths {text!r}: {number!r} is not a number") from None
             if not (math.isfinite(values[name]) and 0 <= values[name] <= MAX_TOKENS):
                 raise ConfigError(f"lengths {text!r}: {name} is out of range")
+            if name in _WHOLE and values[name] != int(values[name]):
+                raise ConfigError(f"lengths {text!r}: {name} is not a whole number of tokens")
         missing = [n for n in KINDS[kind] if n not in values and (kind, n) not in _OPTIONAL]
         if missing:
             raise ConfigError(f"lengths {text!r}: {missing[0]} is missing")
         low, high = values.get("min", 1), values.get("max", MAX_TOKENS)
         if low < 1 or high < low or values.get("value", 1) < 1:
             raise ConfigError(f"lengths {text!r}: wanted is 1 <= min <= max")
+        if not low <= values.get("median", low) <= high:
+            raise ConfigError(
+                f"lengths {text!r}: the median is not between min and max (1 where none is given)"
+            )
         return cls(kind, tuple(values.items()))
 
     @classmethod
@@ -63,6 +71,14 @@ class Lengths:
         trace = load(path)
         said = f"as in {trace.name} ({trace.sha256[:16]})"
         return cls(said, (), trace.prompt_tokens), cls(said, (), trace.output_tokens)
+
+    @property
+    def least(self) -> int:
+        """The shortest that can be drawn."""
+        if self.empirical is not None:
+            return int(self.empirical.min())
+        values = dict(self.values)
+        return int(values.get("value", values.get("min", 1)))
 
     def draw(self, draw: Draw, count: int) -> IntArray:
         """`count` lengths."""
@@ -84,4 +100,5 @@ class Lengths:
         return f"{self.kind}:{inner}" if inner else self.kind
 
 
+_WHOLE = frozenset(("value", "min", "max"))
 _OPTIONAL = {("lognormal", "min"), ("lognormal", "max")}

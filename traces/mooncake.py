@@ -141,7 +141,7 @@ class MooncakeReader:
             if prompt == 0 or output == 0:
                 builder.drop_if_empty(prompt, output)
                 if tied or "request_id" in row:
-                    flow.dropped(row, arrival)
+                    flow.dropped(row, arrival, wait or 0)
                 sessions.dropped(session, arrival, wait or 0)
                 continue
             row_number = builder.add(

@@ -73,7 +73,8 @@ def positive(value: float | str | Decimal | Fraction, name: str) -> Fraction:
 
 def scale_to_rate(trace: Trace, rate: float) -> Trace:
     """Scales the trace's clock so that its mean rate is `rate` requests a second; the shape of
-    arrivals stays. ConfigError if all arrive at once."""
+    arrivals stays. In a closed loop only those that arrive by themselves have one, which a warning
+    says. ConfigError if all arrive at once."""
     wanted = positive(rate, "rate")
     timed = trace.arrival[trace.arrival != NO_ARRIVAL]
     span = int(timed[-1])
@@ -82,7 +83,15 @@ def scale_to_rate(trace: Trace, rate: float) -> Trace:
             f"rate {rate:g}: all requests of {trace.name} arrive at once; --arrival spreads them"
         )
     factor = wanted * Fraction(span, (len(timed) - 1) * TICKS_PER_S)
-    return _divided(trace, factor, f"rate {rate:g}")
+    scaled = _divided(trace, factor, f"rate {rate:g}")
+    if len(timed) == len(trace):
+        return scaled
+    said = (
+        f"rate {rate:g}: {len(trace) - len(timed)} of {len(trace)} requests wait for others; the "
+        f"rate is that of the {len(timed)} that arrive by themselves"
+    )
+    report = dataclasses.replace(trace.report, warnings=[*trace.report.warnings, said])
+    return dataclasses.replace(scaled, report=report)
 
 
 def reschedule(trace: Trace, schedule: Schedule) -> Trace:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import NO_ARRIVAL, TICKS_PER_S, IntArray, Trace
@@ -92,6 +93,37 @@ def take(trace: Trace, rows: IntArray) -> Trace:
         lines=None if trace.lines is None else trace.lines[rows],
         files=kept_of(trace.files),
     )
+
+
+def without(trace: Trace, keep: NDArray[np.bool_]) -> Trace:
+    """The same trace, where no kept request waits for one that is not kept.
+
+    One that is dropped took no time: what waits for it waits for those that it waited for, and its
+    wait is added where all that was waited for is dropped. If none of these is left, the request
+    arrives by itself, when it would have come.
+    """
+    arrival = trace.arrival.copy()
+    after, wait = dict(trace.after), dict(trace.wait)
+    for row in sorted(after):  # parents stand before those that wait for them
+        parents = after[row]
+        left = [parent for parent in parents if keep[parent]]
+        if len(left) == len(parents):
+            continue
+        gone = [parent for parent in parents if not keep[parent]]
+        behind = [p for parent in gone for p in after.get(parent, ())]
+        if not left:
+            wait[row] = wait.get(row, 0) + max(wait.get(parent, 0) for parent in gone)
+            if wait[row] > MAX_TICK:
+                raise ConfigError(f"{trace.name}: waits are longer than 64-bit picoseconds hold")
+        if left or behind:
+            after[row] = tuple(dict.fromkeys([*left, *behind]))
+            continue
+        begins = max(int(arrival[parent]) for parent in gone) + wait.pop(row)
+        if begins > MAX_TICK:
+            raise ConfigError(f"{trace.name}: the trace is longer than 64-bit picoseconds hold")
+        arrival[row] = begins
+        del after[row]
+    return dataclasses.replace(trace, arrival=arrival, after=after, wait=wait)
 
 
 def groups(trace: Trace) -> IntArray:
@@ -260,7 +292,7 @@ def apply_max_context(trace: Trace, max_context: int, mode: str = "reject") -> T
     if mode == "drop":
         keep = np.ones(len(trace), dtype=bool)
         keep[list(reasons)] = False
-        return select(trace, np.flatnonzero(keep), "over_max_context")
+        return reorder(select(without(trace, keep), np.flatnonzero(keep), "over_max_context"))
     extra = dict(trace.extra)
     for row, reason in reasons.items():
         extra[row] = {**extra.get(row, {}), "overflow": reason}

@@ -104,6 +104,14 @@ def test_what_waits_for_a_dropped_row(tmp_path: Path) -> None:
     first[0]["output_length"] = 0
     trace = read(tmp_path, [*first, row("t", [1], wait_for=["r"], delay=7)])
     assert trace.ids == ("s", "t") and trace.arrival.tolist() == [0, 57 * MS] and not trace.after
+    rows = [
+        first[1],
+        row("u", [1], wait_for=["s"], delay=3),
+        row("v", [1], wait_for=["u"], delay=4),
+    ]
+    rows[1]["output_length"] = 0
+    trace = read(tmp_path, rows)  # which took no time, but would have come 3 ms later
+    assert trace.after == {1: (0,)} and trace.wait == {1: 7 * MS}
 
 
 @pytest.mark.parametrize(

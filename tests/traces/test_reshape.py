@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from vtsim.cli.main import run
 from vtsim.errors import ConfigError
 from vtsim.request import NO_ARRIVAL, TICKS_PER_S, Trace
 from vtsim.traces import load, write_native
@@ -245,6 +248,20 @@ def test_diurnal_arrivals_swing() -> None:
         {"max_context": 1},
         {"arrival": "weekly"},
         {"think_s": -1.0},
+        {"think_s": 5.0},
+        {"seconds_per_token": 0.1},
+        {"cv": 3.0},
+        {"arrival": "diurnal", "cv": 3.0},
+        {"period_s": 60.0},
+        {"depth": 0.5},
+        {"max_context": 500, "prompt": Lengths.of("fixed:value=800")},
+        {"max_context": 500, "prompt": Lengths.of("uniform:min=500,max=800")},
+        {
+            "max_context": 500,
+            "system_prompts": 1,
+            "system_tokens": 400,
+            "prompt": Lengths.of("fixed:value=100"),
+        },
     ],
 )
 def test_bad_synth_options(options: dict[str, object]) -> None:
@@ -263,8 +280,82 @@ def test_bad_synth_options(options: dict[str, object]) -> None:
         "lognormal:median=5",
         "lognormal:median=inf,sigma=1",
         "fixed:mean=3",
+        "fixed:value=1.5",
+        "uniform:min=1.5,max=3",
+        "lognormal:median=0,sigma=1",
+        "lognormal:median=9,sigma=1,max=5",
+        "lognormal:median=9,sigma=1,min=50",
+        "fixed:value=5,value=6",
+        "fixed:value=5,value=5",
     ],
 )
 def test_bad_lengths(text: str) -> None:
     with pytest.raises(ConfigError, match="lengths"):
         Lengths.of(text)
+
+
+def test_what_is_cut_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lengths that sometimes do not fit are cut, which the file and the terminal say."""
+    out = tmp_path / "s.json"
+    told = ["--max-context", "500", "--prompt", "uniform:min=100,max=800", "-n", "50"]
+    assert run(["trace", "synth", str(out), *told]) == 0
+    trace = load(out)
+    cut = int(str(trace.source["cut"]))
+    assert 0 < cut < 50 and int((trace.prompt_tokens + trace.output_tokens).max()) == 500
+    said = f"warning: {cut} of 50 requests had more tokens than max_context 500 leaves room for"
+    assert said in capsys.readouterr().err
+    assert "cut" not in synth(50, 0, max_context=10**6).source
+
+
+# requests that are too long, in closed loops
+
+
+def chain(tmp_path: Path, *rows: dict[str, Any]) -> Path:
+    path = tmp_path / "chain.json"
+    path.write_text(json.dumps({"format": "vtsim-trace", "version": 1, "requests": rows}))
+    return path
+
+
+def ask(name: str, prompt: int, **when: Any) -> dict[str, Any]:
+    return {"id": name, "prompt_tokens": prompt, "output_tokens": 1, **when}
+
+
+def test_a_long_request_in_the_middle_of_a_loop(tmp_path: Path) -> None:
+    """What waits for it waits for those that it waited for, its wait added."""
+    path = chain(
+        tmp_path,
+        ask("a", 5, arrival_s=1),
+        ask("b", 50, after=["a"], wait_s=2),
+        ask("c", 5, after=["b"], wait_s=3),
+        ask("d", 5, after=["b", "c"], wait_s=4),
+    )
+    trace = load(path, max_context=10, on_overflow="drop")
+    assert trace.ids == ("a", "c", "d") and trace.report.dropped == {"over_max_context": 1}
+    assert trace.after == {1: (0,), 2: (1, 0)}
+    assert trace.wait == {1: 5 * S, 2: 4 * S}
+
+
+def test_a_long_request_at_the_start_of_a_loop(tmp_path: Path) -> None:
+    """What waits for it comes when it would have come, and the wait later."""
+    path = chain(
+        tmp_path,
+        ask("a", 50, arrival_s=0),
+        ask("b", 50, after=["a"], wait_s=2),
+        ask("c", 5, after=["b"], wait_s=3),
+        ask("d", 5, arrival_s=4),
+        ask("e", 5, after=["c"], wait_s=1),
+    )
+    trace = load(path, max_context=10, on_overflow="drop")
+    assert trace.ids == ("d", "c", "e")
+    assert trace.arrival.tolist() == [0, S, NO_ARRIVAL] and trace.report.removed_offset_s == 4
+    assert trace.after == {2: (1,)} and trace.wait == {2: S}
+    words = ["--policy", "paged", "--max-model-len", "40", "--on-overflow", "drop", "-q"]
+    assert run(["replay", str(path), *words]) == 0
+
+
+def test_a_rate_of_a_closed_loop_says_whose_it_is(loop: Trace) -> None:
+    (said,) = scale_to_rate(loop, 4.0).report.warnings
+    assert said == (
+        "rate 4: 2 of 4 requests wait for others; the rate is that of the 2 that arrive by "
+        "themselves"
+    )
