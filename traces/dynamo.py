@@ -48,6 +48,8 @@ class DynamoReader:
     options: dict[str, str] = {}
 
     def detects(self, head: Head) -> bool:
+        if head.has("schema", "event_type", "request"):  # the schema may stand behind its hashes
+            return True
         return f'"{SCHEMA}"' in head.text and head.has_any("schema", "event")
 
     def read(self, source: Source, options: ReadOptions) -> Trace:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
@@ -19,9 +19,10 @@ from typing import Protocol
 from vtsim.errors import ConfigError, TraceFormatError
 from vtsim.request import Trace
 from vtsim.traces.csvtable import delimiter_of
+from vtsim.traces.firstkeys import first_keys
 from vtsim.traces.number import one_line
 from vtsim.traces.schedule import Schedule
-from vtsim.traces.source import Source
+from vtsim.traces.source import HEAD_BYTES, Source
 
 GROUP = "vtsim.readers"
 BLOCK_SIZE = {"block_size": "tokens that a hash id stands for"}
@@ -111,16 +112,25 @@ class Head:
         self.is_json = self.text.startswith(("{", "["))
         self.first = _first_object(self.text) if self.is_json else None
         """The first JSON object (in an array: its first element), None if cut off or broken."""
-        self.keys = (
-            frozenset(self.first)
-            if self.first is not None
-            else frozenset(re.findall(r'"([^"\\]+)"\s*:', self.text) if self.is_json else ())
-        )
-        """Its keys; of all objects at the start where it is cut off."""
         line = "" if self.is_json else self.text.split("\n", 1)[0]
         self.header = tuple(
             cell.strip().strip('"').lower() for cell in line.split(delimiter_of(line))
         )
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Keys of the first object; where it is too long to find its end, of all objects at the
+        start."""
+        if not self.is_json:
+            return frozenset()
+        if self.first is not None:
+            return frozenset(self.first)
+        at_start = frozenset(re.findall(r'"([^"\\]+)"\s*:', self.text))
+        if len(self._source.head_bytes) < HEAD_BYTES:
+            return at_start
+        with self._source.open() as stream:
+            found, whole = first_keys(stream)
+        return found if whole else found | at_start
 
     def parts(self) -> list[Head]:
         """Of a folder, those of its first JSON files; files that are no text are left out."""
