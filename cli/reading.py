@@ -37,7 +37,10 @@ OPTIONS: dict[str, tuple[Any, object]] = {
         None,
     ),
     "tokens_per_word": (_option(_Float, "Tokens a word, where a file has texts only."), None),
-    "tokenizer": (_option(_Text, "tokenizer.json or name (needs tokenizers), for texts."), None),
+    "tokenizer": (
+        _option(_Text, "tokenizer.json or a folder with one, for texts (needs tokenizers)."),
+        None,
+    ),
     "output_tokens": (_option(_Int, "Output length where a file states none."), None),
     "option": (
         _option(
@@ -50,10 +53,13 @@ OPTIONS: dict[str, tuple[Any, object]] = {
         None,
     ),
     "window": (
-        _option(_Text, "Conversations that start in [A, B) s of the trace.", metavar="A:B"),
+        _option(_Text, "Conversations that start in [A, B) s of the trace's clock.", metavar="A:B"),
         None,
     ),
-    "limit": (_option(_Int, "The first requests by arrival, in whole conversations."), None),
+    "limit": (
+        _option(_Int, "The first requests in order of arrival (no clock), in whole conversations."),
+        None,
+    ),
     "limit_by": (_option(str, "session: whole conversations; row: may cut them."), "session"),
     "max_context": (_option(_Int, "Most tokens of prompt and output together."), None),
     "on_overflow": (_option(str, "What exceeds it: reject (kept, marked), drop, error."), "reject"),
@@ -62,13 +68,23 @@ OPTIONS: dict[str, tuple[Any, object]] = {
         None,
     ),
     "rate": (
-        _option(_Float, "Requests a second: scales all arrivals, or with --arrival draws them."),
+        _option(
+            _Float,
+            "Requests a second of the trace's clock: scales arrivals; with --arrival draws starts, "
+            "conversations a second. In loops only of requests that arrive by themselves.",
+        ),
         None,
     ),
-    "arrival": (_option(_Text, "poisson, gamma or uniform starts of conversations."), None),
+    "arrival": (
+        _option(_Text, "poisson, gamma or uniform starts of conversations, on the trace's clock."),
+        None,
+    ),
     "cv": (_option(float, "Coefficient of variation of gamma."), 2.0),
     "seed": (_option(int, "Seed of what is drawn."), 0),
-    "speed": (_option(str, "Divides arrivals (2: twice as fast); waits in loops stay."), "1"),
+    "speed": (
+        _option(str, "Divides arrivals, the trace's clock (2: twice as fast); waits stay."),
+        "1",
+    ),
     "repeat": (
         _option(int, "Copies, one behind the other on the trace's clock, that share nothing."),
         1,
@@ -88,7 +104,8 @@ def reading(command: Callable[..., None]) -> Callable[..., None]:
         command(functools.partial(load_trace, mine), **given)
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    argument = Annotated[Path, typer.Argument(help="A trace of any known format (.gz, .zst too).")]
+    said = "A trace of any known format (.gz, .zst too)."  # a `Path` of "" would be the folder
+    argument = Annotated[str, typer.Argument(help=said)]
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("file", keyword, annotation=argument),
@@ -103,7 +120,7 @@ def reading(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def keep(file: Path, option: str, target: Path | str | None) -> None:
+def keep(file: Path | str, option: str, target: Path | str | None) -> None:
     """Raises `ConfigError` if `target` is the trace, or a file of the folder that is: what is made
     of a trace would be written over it."""
     if not target or not os.path.isfile(target):

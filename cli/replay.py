@@ -88,10 +88,13 @@ def replay(
         ),
     ] = None,
     speed: Annotated[
-        str, typer.Option(metavar="FACTOR", help="Arrivals come this many times as fast.")
+        str,
+        typer.Option(
+            metavar="FACTOR", help="Arrivals, the trace's clock, come this many times as fast."
+        ),
     ] = "1",
     limit: Annotated[
-        int | None, typer.Option(help="Keep the first requests only, in whole sessions.")
+        int | None, typer.Option(help="The first requests in order of arrival, in whole sessions.")
     ] = None,
     from_format: Annotated[
         str | None, typer.Option("--from", metavar="FORMAT", help="The trace's format.")

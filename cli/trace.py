@@ -128,7 +128,7 @@ def synth(
     ] = None,
     output: Annotated[str | None, typer.Option(metavar="LENGTHS", help="Output tokens.")] = None,
     lengths_from: Annotated[
-        Path | None, typer.Option(metavar="TRACE", help="Draw both lengths from another trace's.")
+        str | None, typer.Option(metavar="TRACE", help="Draw both lengths from another trace's.")
     ] = None,
     turns: Annotated[float, typer.Option(help="Mean turns of a conversation.")] = 1.0,
     max_context: Annotated[int | None, typer.Option(help="Most tokens of a request.")] = None,

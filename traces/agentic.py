@@ -13,6 +13,7 @@ from typing import Any
 
 from vtsim.request import Tick
 from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.number import MAX_TICK
 
 MARKS = frozenset(("wait_for", "branches", "prefix_reset", "tool_wait_ms", "tool_events"))
 """Keys that no other form of the family has."""
@@ -47,8 +48,12 @@ class Workflow:
 
     def tool_wait(self, row: dict[str, Any]) -> Tick:
         """`tool_wait_ms` in ticks."""
-        wait = row.get("tool_wait_ms")
-        return 0 if wait is None else self._where.ticks(wait, "tool_wait_ms", "ms")
+        value = row.get("tool_wait_ms")
+        wait = 0 if value is None else self._where.ticks(value, "tool_wait_ms", "ms")
+        if wait > MAX_TICK:
+            said = f"is longer than the {MAX_TICK // 10**12:,} s that 64-bit picoseconds hold"
+            raise self._where.error(said, "tool_wait_ms", value)
+        return wait
 
     def added(self, row: dict[str, Any], number: int, wait: Tick) -> None:
         """`row` is kept, as row `number` of the trace."""

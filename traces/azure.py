@@ -14,7 +14,7 @@ import numpy as np
 
 from vtsim.request import Trace
 from vtsim.traces.azure_block import Block, parse_block
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.csvtable import CsvTable
 from vtsim.traces.number import Where, date_time_ticks, seconds_since_1970
 from vtsim.traces.registry import Head, ReadOptions
@@ -42,7 +42,12 @@ class AzureReader:
         images = table.optional("NumImages")
         others = table.others({*columns, *([images] if images is not None else [])})
         builder = TraceBuilder(
-            source, self.name, quantum=_QUANTUM, fields=_COLUMNS[1:], where=table.where
+            source,
+            self.name,
+            quantum=_QUANTUM,
+            fields=_COLUMNS[1:],
+            times=Times(_COLUMNS[0], unit=""),
+            where=table.where,
         )
         builder.arrivals = array("q")
         builder.note_unknown(name for name, _ in others)

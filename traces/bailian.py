@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from array import array
 
-from vtsim.errors import TraceFormatError
 from vtsim.request import Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
 from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows
@@ -39,10 +38,17 @@ class BailianReader:
     def read(self, source: Source, options: ReadOptions) -> Trace:
         block = options.block_size or 16
         builder = TraceBuilder(
-            source, self.name, block_size=block, tail_rule="partial_tail", fields=_LENGTHS
+            source,
+            self.name,
+            block_size=block,
+            tail_rule="partial_tail",
+            fields=_LENGTHS,
+            times=Times("timestamp"),
         )
         where = builder.where
         parent_of: dict[int, int] = {}
+        lines = array("Q")
+        """Of all rows, in the order of `parent_of`."""
         numbers, chats = array("q"), []
         """Rows, and their chats."""
         kinds: dict[str, dict[str, object]] = {}
@@ -62,6 +68,7 @@ class BailianReader:
             if chat in parent_of:
                 raise where.error("stands twice", "chat_id", chat)
             parent_of[chat] = parent
+            lines.append(where.line or 0)
             if builder.drop_if_empty(prompt, output):
                 continue
             extra = {key: row[key] for key in row if key not in _KNOWN}
@@ -77,10 +84,11 @@ class BailianReader:
             numbers.append(number)
             chats.append(chat)
         place = _sessions(parent_of)
-        if place is None:
-            raise TraceFormatError(
-                "chats are their own parents", path=source.path, field="parent_chat_id"
-            )
+        if type(place) is int:
+            where.line, where.prefix = lines[list(parent_of).index(place)], ""
+            said = f"chat {place} is its own parent, directly or through others"
+            raise where.error(said, "parent_chat_id", parent_of[place])
+        assert type(place) is dict
         for number, chat in zip(numbers, chats, strict=True):
             first, turn = place[chat]
             builder.set_session(number, str(first), turn)
@@ -104,15 +112,16 @@ def _with_kind(
     return kinds.setdefault(kind, {"type": kind})
 
 
-def _sessions(parent_of: dict[int, int]) -> dict[int, tuple[int, int]] | None:
-    """Chat -> (first chat of its chain, how far behind it); None if a chain is a circle."""
+def _sessions(parent_of: dict[int, int]) -> dict[int, tuple[int, int]] | int:
+    """Chat -> (first chat of its chain, how far behind it); or a chat of a chain that is a
+    circle."""
     place: dict[int, tuple[int, int]] = {}
     for chat in parent_of:
         chain: list[int] = []
         seen: set[int] = set()
         while chat not in place and parent_of[chat] in parent_of:
             if chat in seen:
-                return None
+                return chat
             seen.add(chat)
             chain.append(chat)
             chat = parent_of[chat]

@@ -12,19 +12,35 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from vtsim.errors import TraceFormatError
 from vtsim.request import IntArray, ReadReport, Tick, Trace
 from vtsim.traces.ids import HashId, HashIds
-from vtsim.traces.number import MAX_TICK, MAX_TOKENS, Where, one_line, plain, seconds_text
+from vtsim.traces.number import MAX_TICK, MAX_TOKENS, UNITS, Where, one_line, plain
 from vtsim.traces.order import Column, Places, WaitsForItself, in_time_order
 
 if TYPE_CHECKING:
     from vtsim.traces.schedule import Schedule
     from vtsim.traces.source import Source
+
+
+class Times(NamedTuple):
+    """What a file calls the times of a request and whom it waits for, and the unit that it counts
+    them in; "" where it states dates."""
+
+    arrival: str = "arrival"
+    wait: str = "wait"
+    after: str = "after"
+    unit: str = "s"
+
+    def shown(self, ticks: Tick) -> str | None:
+        """A time as the file states it."""
+        if not self.unit:
+            return None
+        return f"{Decimal(ticks).scaleb(-UNITS[self.unit]).normalize():f} {self.unit}"
 
 
 class TraceBuilder:
@@ -44,15 +60,18 @@ class TraceBuilder:
         hash_scope: str = "global",
         quantum: Tick = 1,
         fields: tuple[str, str] = ("prompt_tokens", "output_tokens"),
+        times: Times | None = None,
         where: Where | None = None,
     ) -> None:
-        """`fields` are what the file calls the two lengths, `where` what follows its lines."""
+        """`fields` are what the file calls the two lengths, `times` its times, `where` what follows
+        its lines."""
         self.source = source
         self.where = source.where() if where is None else where
         self.block_size = block_size
         self.tail_rule = tail_rule
         self.hash_scope = hash_scope
         self.quantum = quantum
+        self.times = Times() if times is None else times
         self.report = ReadReport(format=format_name, path=self.where.path, fields=fields)
         self.about: dict[str, object] = {}
         self.arrivals: list[int | None] | array[int] = []
@@ -144,8 +163,8 @@ class TraceBuilder:
             raise self.where.error(
                 f"arrives more than the {MAX_TICK // 10**12:,} s that 64-bit picoseconds hold "
                 "before or behind the first request",
-                "arrival",
-                seconds_text(arrival * self.quantum) + " s",
+                self.times.arrival,
+                self.times.shown(arrival * self.quantum),
             )
         reach = MAX_TICK // self.quantum
         self._earliest, self._latest = arrival - reach, arrival + reach
@@ -170,7 +189,7 @@ class TraceBuilder:
         """Makes `row` arrive `wait` ticks after the last of the rows `after` has finished."""
         if wait > MAX_TICK:
             said = f"is longer than the {MAX_TICK // 10**12:,} s that 64-bit picoseconds hold"
-            raise self.where.error(said, "wait", seconds_text(wait) + " s")
+            raise self.where.error(said, self.times.wait, self.times.shown(wait))
         self._after[row] = after
         self._wait[row] = wait
 
@@ -301,7 +320,7 @@ class TraceBuilder:
                 f"request {self._name(error.row)!r} waits for itself",
                 path=self.source.path,
                 line=self._lines[error.row] or None,
-                field="after",
+                field=self.times.after,
             ) from None
         except ValueError as error:
             raise TraceFormatError(str(error), path=self.source.path) from None

@@ -8,7 +8,7 @@ are named, but what their prompts share is not known. Source of the schema: the 
 from __future__ import annotations
 
 from vtsim.request import Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.csvtable import CsvTable
 from vtsim.traces.number import decimal_of
 from vtsim.traces.registry import Head, ReadOptions
@@ -37,7 +37,8 @@ class BurstGptReader:
         shown = [(name, at) for name, at in kept.items() if at is not None]
         used = {stamp, prompt, output, *(i for i in (session, elapsed, total) if i is not None)}
         others = table.others(used | {at for _, at in shown})
-        builder = TraceBuilder(source, self.name, fields=(_PROMPT, _OUTPUT), where=table.where)
+        lengths, times = (_PROMPT, _OUTPUT), Times(_STAMP)
+        builder = TraceBuilder(source, self.name, fields=lengths, times=times, where=table.where)
         builder.note_unknown(name for name, _ in others)
         keep_failures = options.flag("keep_failures")
         where = table.where

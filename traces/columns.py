@@ -8,7 +8,7 @@ A file without arrivals is refused unless the options say how requests arrive.
 from __future__ import annotations
 
 from vtsim.request import Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.csvtable import CsvTable
 from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.source import Source
@@ -54,7 +54,8 @@ class ColumnReader:
         used = {prompt, output, *(i for i in (arrival, name) if i is not None)}
         others = [(n, i) for n, i in table.others(used) if n.lower() not in _DERIVED]
         lengths = self._prompt, self._output
-        builder = TraceBuilder(source, self.name, fields=lengths, where=table.where)
+        times = Times(self._arrival or "")
+        builder = TraceBuilder(source, self.name, fields=lengths, times=times, where=table.where)
         builder.note_unknown(n for n, _ in others if n.lower() not in self._kept)
         where = table.where
         names: set[str] = set()

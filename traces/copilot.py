@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from vtsim.request import Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.number import Where
 from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.rows import json_rows
@@ -42,7 +42,7 @@ class CopilotReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         lengths = "tokens.prompt", "tokens.completion"
-        builder = TraceBuilder(source, self.name, fields=lengths)
+        builder = TraceBuilder(source, self.name, fields=lengths, times=Times("timestamp", unit=""))
         where = builder.where
         empty = 0
         for session in json_rows(source, where):

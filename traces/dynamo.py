@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from vtsim.request import Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.ids import MAX_BLOCK, check_blocks, check_ids
 from vtsim.traces.number import Where
 from vtsim.traces.registry import Head, ReadOptions
@@ -54,7 +54,10 @@ class DynamoReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         lengths = "request.replay.input_length", "request.output_tokens"
-        builder = TraceBuilder(source, self.name, tail_rule="partial_tail", fields=lengths)
+        times = Times("request.request_received_ms", unit="ms")
+        builder = TraceBuilder(
+            source, self.name, tail_rule="partial_tail", fields=lengths, times=times
+        )
         where = builder.where
         names: set[str] = set()
         agents = 0

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import IO, Any, NoReturn
 
 from vtsim.errors import TraceFormatError
+from vtsim.traces.number import one_line
 from vtsim.traces.source import Source
 
 _CHUNK = 1 << 18
@@ -227,4 +228,5 @@ class _Reader:
         at = self._at if at is None else min(at, len(self._text))
         line_start = self._text.rfind("\n", 0, at) + 1
         column = at - line_start + 1 + (0 if line_start else self._gone)
-        return TraceFormatError(message, path=self._path, line=self._line_at(at), column=column)
+        said = one_line(message)
+        return TraceFormatError(said, path=self._path, line=self._line_at(at), column=column)

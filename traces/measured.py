@@ -14,7 +14,7 @@ from typing import Any
 
 from vtsim.errors import TraceFormatError
 from vtsim.request import TICKS_PER_S, Tick, Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.jsondoc import JsonDocument
 from vtsim.traces.number import Where, one_line
 from vtsim.traces.registry import Head, ReadOptions
@@ -35,7 +35,8 @@ class ServingSimBenchReader:
         return head.has("input_toks", "output_toks", "arrival_time")
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
-        builder = TraceBuilder(source, self.name, fields=("input_toks", "output_toks"))
+        lengths, times = ("input_toks", "output_toks"), Times("arrival_time")
+        builder = TraceBuilder(source, self.name, fields=lengths, times=times)
         where = builder.where
         known = frozenset(
             (
@@ -121,7 +122,8 @@ class AiperfResultsReader:
 
     def read(self, source: Source, options: ReadOptions) -> Trace:
         lengths = "input_sequence_length", "output_sequence_length"
-        builder = TraceBuilder(source, self.name, fields=lengths)
+        times = Times("metadata.request_start_ns", unit="ns")
+        builder = TraceBuilder(source, self.name, fields=lengths, times=times)
         where = builder.where
         for row in json_rows(source, where):
             about, metrics = row.get("metadata"), row.get("metrics")
@@ -254,7 +256,8 @@ class VllmBenchReader:
                 where.line = lines[key]
                 raise where.error(f"has {len(values)} values where input_lens has {count}", key)
         lengths = "input_lens", "output_lens"
-        builder = TraceBuilder(source, self.name, fields=lengths, where=where)
+        times = Times("start_times")
+        builder = TraceBuilder(source, self.name, fields=lengths, times=times, where=where)
         builder.about.update(about)
         builder.note_unknown(each)
         if rest:

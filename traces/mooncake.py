@@ -14,7 +14,7 @@ from typing import Any
 
 from vtsim.request import Tick, Trace
 from vtsim.traces.agentic import MAPPED, MARKS, Workflow
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
 from vtsim.traces.number import UNITS, Where
 from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
@@ -66,11 +66,12 @@ class MooncakeReader:
             block_size=block,
             tail_rule=tail_rule,
             fields=("input_length", "output_length"),
+            times=Times("timestamp", "delay", "wait_for", unit),
         )
         where = builder.where
         sessions, flow = Sessions(turns), Workflow(builder)
         rule = TokenRule(options)
-        fractions = False
+        fractions = hashed = False
         scale = 10 ** UNITS[unit]
         builder.about["time_unit"] = unit
         for row in json_rows(source, where):
@@ -115,6 +116,7 @@ class MooncakeReader:
                 fractions |= arrival is not None and arrival % scale != 0
             hash_ids = row.get("hash_ids")
             if hash_ids:
+                hashed = True
                 check_ids(where, hash_ids)
                 check_blocks(where, prompt, len(hash_ids), block, tail_rule)
             elif hash_ids is not None and hash_ids != []:
@@ -161,6 +163,10 @@ class MooncakeReader:
                 flow.added(row, row_number, wait or 0)
             if session is not None:
                 sessions.added(session, row_number, arrival, turn, prompt + output)
+        if options.named.get("turns") is not None and not sessions.told:
+            builder.warn(f"no session has rows without hash ids: turns {turns} does nothing")
+        if options.named.get("tail_rule") is not None and not hashed:
+            builder.warn(f"no request has hash ids: tail_rule {tail_rule} does nothing")
         sessions.finish(builder)
         flow.finish()
         rule.tell(builder)

@@ -15,7 +15,7 @@ from typing import Any
 
 from vtsim.errors import TraceFormatError
 from vtsim.request import Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.ids import MAX_BLOCK, check_blocks, check_ids
 from vtsim.traces.jsondoc import JsonDocument
 from vtsim.traces.number import MAX_TICK, Where
@@ -131,6 +131,7 @@ class _Rows:
             block_size=self.block,
             tail_rule=header.get("tail_rule", "exact"),
             hash_scope=header.get("hash_scope", "global"),
+            times=Times("arrival_s", "wait_s"),
         )
         self.where = self.builder.where
         self._row_of: dict[object, int] = {}

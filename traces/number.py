@@ -255,6 +255,16 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
 
 
+class _Number(Decimal):
+    """Shown as the number that it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def _plain(value: object) -> object:
-    """Decimals are shown as they stand in the file."""
-    return float(value) if isinstance(value, Decimal) and value.is_finite() else value
+    """Decimals are shown as they stand in the file; as floats where these can hold them."""
+    if not isinstance(value, Decimal):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) and Decimal(repr(number)) == value else _Number(value)

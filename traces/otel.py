@@ -12,7 +12,7 @@ import json
 from typing import Any, NamedTuple
 
 from vtsim.request import TICKS_PER_S, Tick, Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.number import Where
 from vtsim.traces.otlp import RESOURCES, documents
 from vtsim.traces.otlp import spans as otlp_spans
@@ -57,7 +57,9 @@ class OtelReader:
         where = builder.where
         seen = _Seen()
         for document in documents(source, where):
+            builder.times = Times(_PLAIN.start, unit="")
             if RESOURCES in document:
+                builder.times = Times(_OTLP.start, unit="ns")
                 for span in otlp_spans(where, document[RESOURCES]):
                     _add(builder, where, rule, span, span.get("traceId"), _OTLP, seen)
                 continue

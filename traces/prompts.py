@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from vtsim.request import Tick, Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.number import Where
 from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows
@@ -141,6 +141,7 @@ class _Reading:
             block_size=block,
             tail_rule="prefix_only",
             fields=("prompt", "output"),
+            times=Times("timestamp", "delay", unit="ms"),
         )
         self._where = self._builder.where
         self._talks: dict[str, _Talk] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Protocol
 
 from vtsim.errors import ConfigError, TraceFormatError
@@ -200,7 +201,9 @@ def detect(source: Source) -> TraceReader:
     if head.is_dir:
         raise _no_folder(head, source)
     raise TraceFormatError(
-        f"not a known trace format ({_seen(head)}); --from takes {', '.join(reader_names())}",
+        one_line(
+            f"not a known trace format ({_seen(head)}); --from takes {', '.join(reader_names())}"
+        ),
         path=source.path,
         line=1,
     )
@@ -220,9 +223,18 @@ def _no_folder(head: Head, source: Source) -> TraceFormatError:
     if not files:
         said += ", and this one has no .json or .jsonl file: name one file"
     else:
-        shown = f" ({parts[0].name}: {_seen(parts[0])})" if parts else ""
+        shown = f" ({parts[0].name}: {_seen(parts[0])})" if parts else _why_not(files[0])
         said += f", and none of its {len(files)} JSON files is one{shown}: name one file"
     return TraceFormatError(one_line(said), path=source.path)
+
+
+def _why_not(path: Path) -> str:
+    """What a file that cannot be looked at is."""
+    try:
+        Source(path)
+    except TraceFormatError as error:
+        return f" ({path.name} {error.message})"
+    return ""
 
 
 def _check_is_read(head: Head, source: Source) -> None:

@@ -73,6 +73,8 @@ class ServeGenReader:
             )
         if rule.defaulted:
             builder.warn(f"{rule.defaulted} requests state no output length: the option's is taken")
+        elif "output_tokens" in options.named:
+            builder.warn("every request states its output length: output_tokens does nothing")
         builder.schedule_untimed(options.schedule)
         return builder.finish()
 

@@ -10,7 +10,7 @@ from array import array
 from hashlib import blake2b
 
 from vtsim.request import Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.number import Where
 from vtsim.traces.registry import BLOCK_SIZE, Head, ReadOptions
 from vtsim.traces.rows import json_rows, request_name
@@ -72,6 +72,7 @@ class ServingSimReader:
             block_size=block,
             tail_rule="prefix_only",
             fields=("input_toks", "output_toks"),
+            times=Times("arrival_time_ns", unit="ns"),
         )
         where = builder.where
         names = BlockNames(block)

@@ -29,6 +29,8 @@ class Sessions:
         self._state: dict[str, _Session] = {}
         self._untimed = 0
         self._unknown = False
+        self.told = False
+        """Whether it matters to any row what a session's rows hold."""
 
     def place(
         self,
@@ -72,6 +74,7 @@ class Sessions:
                 wait = (wait or 0) + state.dropped_wait
         if self._turns == "delta":
             prompt += state.tokens
+        self.told |= not hashed or self._turns == "delta"
         known = hashed or self._turns != "unknown"
         self._unknown |= not known
         state.rows += 1
@@ -81,6 +84,7 @@ class Sessions:
         """The turn of a row of which something else says when it comes and what it holds."""
         state = self._state.setdefault(session, _Session())
         state.named = True
+        self.told |= not hashed
         known = hashed or self._turns != "unknown"
         self._unknown |= not known
         state.rows += 1

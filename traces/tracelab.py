@@ -8,7 +8,7 @@ session continue one history, so that turns name what they share.
 from __future__ import annotations
 
 from vtsim.request import Tick, Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.csvtable import CsvTable
 from vtsim.traces.registry import Head, ReadOptions
 from vtsim.traces.source import Source
@@ -17,6 +17,9 @@ _COLUMNS = (
     *("session_id", "arrival_time", "round_idx", "prefix_len", "input_len", "output_len"),
     "tool_wait_after_ms",
 )
+
+
+_TIMES = Times("arrival_time", "tool_wait_after_ms", unit="ms")
 
 
 class TraceLabReader:
@@ -34,7 +37,7 @@ class TraceLabReader:
         columns = [table.column(name) for name in _COLUMNS]
         others = table.others(set(columns))
         lengths = "prefix_len + input_len", "output_len"
-        builder = TraceBuilder(source, self.name, fields=lengths, where=table.where)
+        builder = TraceBuilder(source, self.name, fields=lengths, times=_TIMES, where=table.where)
         builder.note_unknown(name for name, _ in others)
         where = table.where
         last: dict[str, tuple[int, int | None, Tick, Tick]] = {}

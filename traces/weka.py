@@ -16,7 +16,7 @@ from typing import Any
 
 from vtsim.errors import TraceFormatError
 from vtsim.request import Tick, Trace
-from vtsim.traces.builder import TraceBuilder
+from vtsim.traces.builder import Times, TraceBuilder
 from vtsim.traces.ids import check_blocks, check_ids
 from vtsim.traces.jsondoc import JsonDocument
 from vtsim.traces.jsonl import objects
@@ -77,6 +77,7 @@ class WekaReader:
                     tail_rule="prefix_only",
                     hash_scope="local",
                     fields=("in", "out"),
+                    times=Times("t", "think_time"),
                 )
             elif block != builder.block_size:
                 raise where.error(f"differs from {builder.block_size} before", "block_size", block)

@@ -171,13 +171,13 @@ def test_keys_that_stand_twice(tmp_path: Path) -> None:
 def test_times_beyond_64_bits_name_their_line(tmp_path: Path) -> None:
     lines, document = tmp_path / "x.jsonl", tmp_path / "x.json"
     lines.write_text(ROW + ROW.replace(": 0", ": 1e13"))
-    refused(lines, "x.jsonl:2: arrival: arrives more than the 9,223,372 s")
+    refused(lines, "x.jsonl:2: timestamp: arrives more than the 9,223,372 s")
     late = ROW.replace('"timestamp": 0', '"delay": 1e13, "session_id": "a"')
     lines.write_text(ROW.replace("}", ', "session_id": "a"}') + late)
-    refused(lines, "x.jsonl:2: wait: is longer than the 9,223,372 s")
+    refused(lines, "x.jsonl:2: delay: is longer than the 9,223,372 s")
     row = '{"arrival_s": %s, "prompt_tokens": 1, "output_tokens": 1}'
     document.write_text(native(row.replace("%s", "0"), row.replace("%s", "9300000")))
-    refused(document, "x.json:3: requests[1].arrival: arrives more than")
+    refused(document, "x.json:3: requests[1].arrival_s: arrives more than")
     wait = '{"after": [0], "wait_s": 1e7, "prompt_tokens": 1, "output_tokens": 1}'
     document.write_text(native(row.replace("%s", "0"), wait))
     refused(document, "x.json:3: requests[1].wait_s: is out of range")

@@ -189,7 +189,7 @@ def test_bailian_parents_may_stand_behind_their_children(read: Any) -> None:
     assert trace.ids == (1, 2, 5, 3) and trace.turn.tolist() == [0, 1, 1, 2]
     assert trace.session_names == ("1",) and trace.report.rows_moved == 3
     rows[2]["parent_chat_id"] = 3
-    read.fails(rows, "their own parents")
+    read.fails(rows, "trace:1: parent_chat_id: chat 3 is its own parent", "(got 2)")
 
 
 @pytest.mark.parametrize("layout", ["array", "indented"])

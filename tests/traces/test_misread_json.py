@@ -188,7 +188,7 @@ REFUSED: dict[str, tuple[str, str]] = {
                 for chat in (1, 2)
             )
         ),
-        "x: parent_chat_id: chats are their own parents",
+        "x:1: parent_chat_id: chat 1 is its own parent",
     ),
     "an end before the start": (
         lines(
