@@ -89,8 +89,13 @@ class VTensorParameters:
     def _check_growth(self) -> None:
         if not 1 <= self.growth <= 1024:
             raise ConfigError(f"vtensor.growth: must be 1 ... 1024, got {self.growth}")
-        if self.max_chunk is None or self.max_chunk == self.chunk:
+        if not self.grows:
+            if self.growth != 1:
+                raise ConfigError(
+                    f"vtensor.growth: {self.growth} does nothing without a max_chunk beyond chunk"
+                )
             return
+        assert self.max_chunk is not None
         ratio, rest = divmod(self.max_chunk, self.chunk) if self.chunk > 0 else (0, 1)
         if rest or ratio < 1 or ratio & (ratio - 1):
             raise ConfigError(
@@ -198,7 +203,8 @@ class VTensorPolicy(Policy):
         if options.grows and not self.grows_chunks:
             raise ConfigError(
                 f"max_chunk: {type(self).__name__} is made of VTensorPolicy, whose chunks have one "
-                "size; to have them grow, derive it from vtsim.policies.vtensor_growth's"
+                "size; to have them grow, derive it from GrowingVTensorPolicy of "
+                "vtsim.policies.vtensor_growth"
             )
         longest = max_model_len + self._lead() + options.initial_tokens
         if options.lookahead == "adaptive":

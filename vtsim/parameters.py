@@ -142,6 +142,11 @@ def make_parameters(label: str, parameters_type: type, values: Mapping[str, obje
         parsed[name] = value
     try:
         return parameters_type(**parsed)
+    except ConfigError as error:
+        # It names the parameter as of the policy's own name: with a label that is another's.
+        of, dot, rest = str(error).partition(".")
+        named = dot and rest.split(":")[0] in known
+        raise ConfigError(f"{label}.{rest}" if named else str(error)) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{label}: {error}") from error
 

@@ -185,7 +185,10 @@ def parse_settings(texts: Iterable[str]) -> dict[str, dict[str, object]]:
         label, dot, parameter = target.rpartition(".")
         if not equals or not dot:
             raise ConfigError(f"setting {text!r} is not POLICY.PARAM=VALUE")
-        settings.setdefault(label, {})[parameter] = value
+        of_label = settings.setdefault(label, {})
+        if parameter in of_label:
+            raise ConfigError(f"{target} is set twice: {of_label[parameter]} and {value}")
+        of_label[parameter] = value
     return settings
 
 

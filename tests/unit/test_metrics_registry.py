@@ -147,6 +147,9 @@ def test_one_policy_may_run_with_several_settings() -> None:
         (["paged"], ["paged.block"], "is not POLICY.PARAM=VALUE"),
         (["paged"], ["native.block=8"], "'native': no such policy runs here .these do: paged"),
         (["paged"], ["paged.blocks=8"], "no parameter 'blocks'.*did you mean 'block'"),
+        (["paged"], ["paged.block=8", "paged.block=9"], "paged.block is set twice: 8 and 9"),
+        (["small=paged"], ["small.block=0"], "^small.block: must be >= 1, got 0"),
+        (["a=vtensor"], ["a.growth=4"], "^a.growth: 4 does nothing without a max_chunk"),
     ],
 )
 def test_bad_choices(names: list[str], settings: list[str], words: str) -> None:

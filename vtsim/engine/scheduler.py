@@ -465,7 +465,8 @@ class Scheduler:
         if plan.phase not in (Phase.CREATE, Phase.PREFILL, Phase.EXTEND):
             raise BackendError(
                 f"the backend could not execute a {plan.phase.name} plan of the "
-                f"{self.policy.name} policy"
+                f"{self.policy.name} policy, and what gives memory back cannot be refused "
+                "(fail_at is for calls that take some)"
             )
         wanted = plan.bytes_taken
         self.policy.rollback(plan)
