@@ -77,7 +77,7 @@ def scale_to_rate(trace: Trace, rate: float) -> Trace:
     says. ConfigError if all arrive at once."""
     wanted = positive(rate, "rate")
     timed = trace.arrival[trace.arrival != NO_ARRIVAL]
-    span = int(timed[-1])
+    span = int(timed.max())
     if span == 0:
         raise ConfigError(
             f"rate {rate:g}: all requests of {trace.name} arrive at once; --arrival spreads them"

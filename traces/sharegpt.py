@@ -59,6 +59,9 @@ class ShareGptReader:
             names[name] = names.get(name, 0) + 1
             if names[name] > 1:  # ids that occur twice are two conversations
                 name = f"{name}#{names[name]}"
+                while name in names:
+                    name += "#"
+                names[name] = 1
             extra = builder.unknown(row, _KNOWN)
             exchanges, alone = self._conversation(builder, where, rule, key, messages, name, extra)
             unasked += alone

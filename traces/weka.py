@@ -90,9 +90,12 @@ class WekaReader:
             name = str(head.get("id") or part)
             if name in names:
                 name = f"{name} ({part})"
+            while name in names:
+                name += "'"
             names.add(name)
             others = builder.unknown(head, _HEAD)
             conversation = _Conversation(builder, where, name, basis, scope == "local", others)
+            conversation.taken = names
             if requests:
                 kept += 1
             else:
@@ -207,6 +210,9 @@ class _Conversation:
         self._basis = basis
         self._others = others
         """What its head says that is not known."""
+        self._sessions = {MAIN: name}
+        self.taken: set[str] = set()
+        """Names of all sessions so far."""
         self._local = local
         """Its hash ids mean nothing to other conversations."""
         self._rows: list[_Row] = []
@@ -290,7 +296,7 @@ class _Conversation:
         extra = {key: values[key] for key in values if key not in _MAPPED}
         builder.note_unknown(key for key in values if key not in _USUAL | _MAPPED)
         extra |= row.others
-        session = self._name if row.agent == MAIN else f"{self._name}/{row.agent}"
+        session = self._session(row.agent)
         turn, latest = turns.get(row.agent, (0, 0))
         turns[row.agent] = turn + 1, max(latest, row.arrival)
         if builder.drop_if_empty(prompt, output):
@@ -312,6 +318,16 @@ class _Conversation:
         )
         if row.arrival < latest:
             builder.turns_by_clock(session)
+
+    def _session(self, agent: str) -> str:
+        """The agent's session, which no other conversation has."""
+        if agent not in self._sessions:
+            name = f"{self._name}/{agent}"
+            while name in self.taken:
+                name += "'"
+            self.taken.add(name)
+            self._sessions[agent] = name
+        return self._sessions[agent]
 
     def _join(self) -> None:
         """A request waits for the sub-agents of its agent that had ended when it came; the others

@@ -232,3 +232,20 @@ def test_a_status_that_is_none(read: Any) -> None:
     for status in statuses:
         spans = [{**SPAN, "status": status}]
         read.fails([{"trace_id": "t", "spans": spans}], "spans[0].status: is no status")
+
+
+# names that collide
+
+
+def test_conversations_of_one_name_stay_two(read: Any) -> None:
+    talk = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    trace = read([{"id": name, "conversations": talk} for name in ("x", "x#2", "x", "x")])
+    assert sorted(trace.session.tolist()) == [0, 1, 2, 3]
+
+
+def test_an_agent_and_a_conversation_of_one_name_stay_two(read: Any) -> None:
+    first = {**WEKA, "id": "x", "requests": [query(0), spawned("a", 1, query(0))]}
+    trace = read([first, {**WEKA, "id": "x/a", "requests": [query(0)]}, first])
+    assert len(trace) == 5 and len(set(trace.session.tolist())) == 5
+    late = read([{**WEKA, "id": "x/a", "requests": [query(0)]}, first])
+    assert len(set(late.session.tolist())) == 3
