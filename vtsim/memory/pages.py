@@ -342,6 +342,4 @@ def _drop(free: dict[int, None], blocks: list[int]) -> None:
 
 def make_pages(per_page: int, rule: PlaceRule) -> PageSet:
     """The pages of a policy: of `per_page` blocks each, none mapped yet."""
-    if rule == "fullest" and per_page <= 2:
-        rule = "newest"  # all of them have one free block
     return PairSet() if per_page == 2 and rule == "newest" else PageSet(per_page, rule)
