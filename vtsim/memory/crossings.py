@@ -11,6 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import NamedTuple, Protocol
 
+from vtsim.memory.growth import Members
+
 _new = tuple.__new__  # a NamedTuple's own is a Python function
 
 
@@ -33,7 +35,7 @@ class Crossing(NamedTuple):
     behind: int
 
 
-class Crossings:
+class Crossings(Members):
     """Members, their lengths, and the chunks their next tokens need.
 
     Of `layout`: `unit_tokens(units)` are the tokens that lie wholly in the first units of a slot,
@@ -41,48 +43,17 @@ class Crossings:
     member.
     """
 
-    __slots__ = (
-        "_ahead",
-        "_chunk_end",
-        "_clock",
-        "_due",
-        "_lead",
-        "_line",
-        "_mapped",
-        "_orders",
-        "_unit_tokens",
-        "_units",
-        "bases",
-        "changes",
-        "total_tokens",
-    )
+    __slots__ = ("_chunk_end", "_due", "_line", "_mapped", "_orders", "_unit_tokens", "_units")
 
     def __init__(self, layout: Chunks, lead: int = 0) -> None:
+        super().__init__(lead)
         self._units = layout.units
         self._unit_tokens = layout.unit_tokens
         self._chunk_end = layout.chunk_end
-        self._lead = lead
-        self._clock = 0
-        self.bases: dict[int, int] = {}
-        """Member -> tokens, with what is mapped ahead for it alone, less the clock."""
-        self.total_tokens = 0
-        """Tokens of all members together."""
         self._mapped: dict[int, int] = {}
         self._orders: dict[int, int] = {}
         self._due: dict[int, int] = {}  # member -> clock of the step that needs more
         self._line: list[tuple[int, int, int]] = []  # (due, order, member), sorted
-        self._ahead: dict[int, int] = {}  # member -> tokens mapped for it beyond the lead, if any
-        self.changes = 0
-        """Counts joins, leaves and advances: equal numbers, equal answers."""
-
-    def __len__(self) -> int:
-        return len(self.bases)
-
-    def __contains__(self, member: int) -> bool:
-        return member in self.bases
-
-    def tokens(self, member: int) -> int:
-        return self.bases[member] + self._clock - self._ahead.get(member, 0)
 
     def mapped(self, member: int) -> int:
         """Units the member has."""

@@ -12,7 +12,36 @@ import heapq
 from collections.abc import Callable, Iterator
 
 
-class Growth:
+class Members:
+    """Sequences that grow by one token a step, and their lengths, by a clock that all share.
+
+    `lead` tokens are mapped ahead of every member.
+    """
+
+    __slots__ = ("_ahead", "_clock", "_lead", "bases", "changes", "total_tokens")
+
+    def __init__(self, lead: int) -> None:
+        self._lead = lead
+        self._clock = 0
+        self.bases: dict[int, int] = {}
+        """Member -> tokens, with what is mapped ahead for it alone, less the clock."""
+        self.total_tokens = 0
+        """Tokens of all members together."""
+        self._ahead: dict[int, int] = {}  # member -> tokens mapped for it beyond the lead, if any
+        self.changes = 0
+        """Counts joins, leaves and advances: equal numbers, equal answers."""
+
+    def __len__(self) -> int:
+        return len(self.bases)
+
+    def __contains__(self, member: int) -> bool:
+        return member in self.bases
+
+    def tokens(self, member: int) -> int:
+        return self.bases[member] + self._clock - self._ahead.get(member, 0)
+
+
+class Growth(Members):
     """Members, their lengths, and the units their next tokens need.
 
     `period` tokens span a whole number of units, and `crossings` lists (phase, units): adding token
@@ -21,13 +50,10 @@ class Growth:
     """
 
     __slots__ = (
-        "_ahead",
         "_buckets",
-        "_clock",
         "_count",
         "_crossings",
         "_hist",
-        "_lead",
         "_mapped",
         "_orders",
         "_period",
@@ -35,9 +61,6 @@ class Growth:
         "_units_in_period",
         "_wakes",
         "asleep",
-        "bases",
-        "changes",
-        "total_tokens",
     )
 
     def __init__(
@@ -48,16 +71,11 @@ class Growth:
         lead: int = 0,
         ordered: bool = False,
     ) -> None:
+        super().__init__(lead)
         self._period = period
         self._crossings = crossings
         self._units_in_period = sum(n for _, n in crossings)
         self._units = units
-        self._lead = lead
-        self._clock = 0
-        self.bases: dict[int, int] = {}
-        """Member -> tokens, with what is mapped ahead for it alone, less the clock."""
-        self.total_tokens = 0
-        """Tokens of all members together."""
         self._count = 0  # members that are awake
         self._hist = [0] * (2 * period)
         """Members by phase, twice over: no run of phases wraps around."""
@@ -66,21 +84,9 @@ class Growth:
         self._mapped: dict[int, int] = {}  # the same members -> units mapped
         self._wakes: list[tuple[int, int]] = []
         self._orders: dict[int, int] = {}  # only with `ordered`
-        self._ahead: dict[int, int] = {}  # member -> tokens mapped for it beyond the lead, if any
-        self.changes = 0
-        """Counts joins, leaves and advances: equal numbers, equal answers."""
         self._buckets: list[dict[int, int]] | None = (
             [{} for _ in range(period)] if ordered else None
         )
-
-    def __len__(self) -> int:
-        return len(self.bases)
-
-    def __contains__(self, member: int) -> bool:
-        return member in self.bases
-
-    def tokens(self, member: int) -> int:
-        return self.bases[member] + self._clock - self._ahead.get(member, 0)
 
     def mapped(self, member: int) -> int:
         """Units the member has: what its length and the lead need, or what it brought along."""

@@ -38,7 +38,12 @@ class Placement:
         for arena in range(self.arenas):
             self._operations.append(Operation(kind, arena=arena, nbytes=nbytes))
 
+    def _nbytes(self, unit: int) -> int:
+        """Size of each of its chunks."""
+        return self.chunk_bytes
+
     def _put(self, kind: OpKind, unit: int, slot: int, index: int, due: int) -> None:
+        nbytes = self._nbytes(unit)
         for arena in range(self.arenas):
             self._operations.append(
                 Operation(
@@ -47,7 +52,7 @@ class Placement:
                     slot=slot,
                     arena=arena,
                     index=index,
-                    nbytes=self.chunk_bytes,
+                    nbytes=nbytes,
                     due=due,
                 )
             )

@@ -10,7 +10,7 @@ from collections import deque
 
 from vtsim.errors import InvariantError
 from vtsim.memory.placement import Placement
-from vtsim.plan import Operation, OpKind
+from vtsim.plan import OpKind
 from vtsim.spec import KVLayout
 
 
@@ -24,13 +24,8 @@ class SizedPlacement(Placement):
         self.free: list[deque[int]] = [deque() for _ in kv.chunk_sizes]
         self._sizes: dict[int, int] = {}  # live chunk -> size, 0 for the smallest
 
-    def _put(self, kind: OpKind, unit: int, slot: int, index: int, due: int) -> None:
-        nbytes = self.chunk_bytes << self._sizes[unit]
-        first = unit * self.arenas
-        for arena in range(self.arenas):
-            self._operations.append(
-                Operation(kind, first + arena, slot, arena, index, nbytes, due=due)
-            )
+    def _nbytes(self, unit: int) -> int:
+        return self.chunk_bytes << self._sizes[unit]
 
     def map_new(self, slot: int, units: int, due: int = 0) -> None:
         """Map chunks of `units` together behind what the slot has: of each size the most recently
